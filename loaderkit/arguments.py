@@ -470,7 +470,9 @@ def check_number(name: str, value: object, *, least: float) -> float:
         OptionError: It is no number, not finite, or too small.
     """
     wanted = f"a finite number of at least {least:g}"
-    if isinstance(value, bool | str):
+    if isinstance(value, str):
+        raise refuse_value(name, value, wanted, _number_in(value, least))
+    if isinstance(value, bool):
         raise refuse_value(name, value, wanted, least)
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -479,6 +481,15 @@ def check_number(name: str, value: object, *, least: float) -> float:
     if not math.isfinite(number) or number < least:
         raise refuse_value(name, value, wanted, least)
     return number
+
+
+def _number_in(text: str, least: float) -> float:
+    """Read the number that was written as a text; ``least`` where it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return least
+    return number if math.isfinite(number) and number >= least else least
 
 
 def check_truth(name: str, value: object) -> bool:
@@ -590,11 +601,13 @@ def refusal_of_call(function: Callable[..., Any], *arguments: str) -> str | None
 
 
 def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called without arguments.
+    """Refuse a function that cannot be called without arguments, or does nothing then.
 
     Raises:
-        OptionError: It needs some, as a method does that is decorated in its class.
+        OptionError: It needs some, as a method does that is decorated in its class; or
+            it makes a generator or a coroutine, whose code runs only when it is read.
     """
+    _refuse_deferred(name, function)
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of C, which does not say what it takes
@@ -609,8 +622,29 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
     if needed:
         message = f"{name} must take nothing, and {shown} needs {', '.join(needed)}."
         why = "it is called again and again, as it is"
-        arguments = ", ".join(needed)
-        raise OptionError(message, why=why, fix=f"lambda: {shown}({arguments})")
+        call = f"{_name_in_code(shown, name)}({', '.join(needed)})"
+        raise OptionError(message, why=why, fix=f"lambda: {call}")
+
+
+def _refuse_deferred(name: str, function: Callable[..., Any]) -> None:
+    """Refuse a function whose call runs none of its code."""
+    called = _name_in_code(getattr(function, "__name__", ""), name)
+    if inspect.isgeneratorfunction(function):
+        result, fix = "a generator", f"lambda: list({called}())"
+    elif inspect.iscoroutinefunction(function):
+        result, fix = "a coroutine", f"lambda: asyncio.run({called}())"
+    elif inspect.isasyncgenfunction(function):
+        result = "an asynchronous generator"
+        fix = "lambda: asyncio.run(read_all())"
+    else:
+        return
+    message = f"{name} must do its work when it is called, and gives {result}."
+    raise OptionError(message, why="none of its code has run by then", fix=fix)
+
+
+def _name_in_code(function_name: str, otherwise: str) -> str:
+    """Give a function's name if code can say it; a lambda has none."""
+    return function_name if function_name.isidentifier() else otherwise
 
 
 def check_order(

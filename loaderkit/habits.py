@@ -262,7 +262,7 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
         for name in ("device", "warmup", "limit", "on_leak", "every", "tolerance")
     },
     "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
-    "assert_fits": {**_STEP, **_LIMIT},
+    "assert_fits": {**_STEP, **_LIMIT, "target": Hint('device="cuda"')},
     "batch": _hints(
         "batch_size drop_last_batch num_proc",
         Hint("build_loader(dataset, batch_size=32)", _OF_LOADER),
@@ -483,6 +483,11 @@ DOOR: Mapping[str, Hint] = {
     **_hints("upload push_to_hub", Hint("loaderkit.push(path, url)")),
     **_hints("download snapshot_download", Hint("loaderkit.pull(url, path)")),
     **_hints("find_leak detect_leaks MemoryTracker", Hint("loaderkit.LeakDetector()")),
+    **_hints(
+        "leak_free no_leak assert_no_leaks limit_leaks",
+        Hint("loaderkit.assert_no_leak(function), or @pytest.mark.leak_free"),
+    ),
+    **_hints("append add add_samples", Hint("loaderkit.extend(path, samples)")),
     **_hints(
         "empty_cache gc clear_memory free_memory collect garbage_collect",
         Hint("loaderkit.release()"),

@@ -143,12 +143,26 @@ def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:
         why = f"it holds the datasets {', '.join(names)}"
         return Mistake(what, why, f"datasets[{names[0]!r}]")
     columns = list(given.values())
-    if all(isinstance(column, torch.Tensor | np.ndarray) for column in columns):
-        lengths = {len(column) if column.ndim else None for column in columns}
-        if len(lengths) == 1 and None not in lengths:
-            why = "it holds columns, and a dataset has rows"
-            return Mistake(what, why, "torch.utils.data.StackDataset(**columns)")
-    return None
+    if not all(map(_is_column, columns)) or len(set(map(len, columns))) != 1:
+        return None
+    if not isinstance(given, dict) and any(isinstance(c, list) for c in columns):
+        # A library's own mapping of lists is what a tokenizer gives, perhaps for one
+        # text.
+        return None
+    why = "it holds columns, and a dataset has rows"
+    return Mistake(what, why, "torch.utils.data.StackDataset(**columns)")
+
+
+def _is_column(values: object) -> bool:
+    """Tell whether values may be a field of many samples.
+
+    Lists of graphs or dicts are no column: they are samples.
+    """
+    if isinstance(values, torch.Tensor | np.ndarray):
+        return values.ndim > 0
+    if not isinstance(values, list | tuple):
+        return False
+    return not any(isinstance(v, Mapping) or is_pyg_data(v) for v in values)
 
 
 def _is_dataset(part: object) -> bool:

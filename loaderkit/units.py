@@ -1,5 +1,6 @@
 """Sizes and times as text: 1610612736 <-> "1.50 GiB".  Pure; nothing else does it."""
 
+import math
 import operator
 import re
 
@@ -140,10 +141,28 @@ def _size_meant_by(text: str) -> str:
 
     >>> _size_meant_by("8 gigs"), _size_meant_by("much")
     ('8 GB', '256 MB')
+    >>> _size_meant_by("1,000 MB"), _size_meant_by("1_000_000"), _size_meant_by("1e9")
+    ('1000 MB', '1000000 B', '1000000000 B')
     """
-    match = re.match(r"\s*([0-9.]*[0-9])\s*([KMGT]?)", text, re.IGNORECASE)
-    number, prefix = match.groups() if match else ("256", "M")
-    return f"{number} {prefix.upper() or 'M'}B"
+    # Thousands parted by commas, blanks or underscores.
+    text = re.sub(r"(?<=\d)[,_ ](?=\d{3}(\D|$))", "", text.replace("_", ","))
+    try:
+        nbytes = float(text)
+    except ValueError:
+        nbytes = math.nan
+    if math.isfinite(nbytes) and nbytes >= _LEAST_WITHOUT_UNIT:
+        return f"{round(nbytes)} B"
+    # A comma where others write a point.
+    text = re.sub(r"(?<=\d),(?=\d{1,2}(\D|$))", ".", text)
+    match = re.match(
+        r"\s*([0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)\s*([KMGT]?)(i(?=B|\W|$))?",
+        text,
+        re.IGNORECASE,
+    )
+    if match is None or float(match[1]) == 0:
+        return "256 MB"
+    number, prefix, binary = match.groups()
+    return f"{number} {prefix.upper() or 'M'}{'i' if binary else ''}B"
 
 
 def size_in_bytes(name: str, amount: int | str) -> int:
@@ -175,5 +194,10 @@ def size_in_bytes(name: str, amount: int | str) -> int:
         number = -1
     if number < 0 or isinstance(amount, bool):
         message = f"{name} must be a number of bytes, or a text, got {amount!r}."
-        raise OptionError(message, why="it is no size", fix=f"{name}='256 MiB'")
+        fix = f"{name}='256 MiB'"
+        # Whoever writes 1e9 means a number of bytes.
+        given: object = amount
+        if isinstance(given, float) and given.is_integer() and given > 0:
+            fix = f"{name}={int(given)}"
+        raise OptionError(message, why="it is no size", fix=fix)
     return number

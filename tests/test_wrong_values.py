@@ -1,5 +1,6 @@
 """Wrong values and a wrong order of arguments are answered with a call that works."""
 
+import functools
 import re
 import shutil
 from collections import UserDict
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_geometric.data import Data
 from torch_geometric.transforms import Constant
 
 import loaderkit
@@ -28,7 +30,7 @@ from loaderkit import (
     plan_batch,
     push,
 )
-from loaderkit.arguments import kind_of, with_article
+from loaderkit.arguments import check_number, kind_of, with_article
 from loaderkit.cli.main import COMMANDS, build_parser, main
 from loaderkit.datasets.pack import PackOptions
 from loaderkit.errors import (
@@ -89,6 +91,111 @@ def test_a_wrong_value_is_answered_with_one_that_works(name, given):
     assert raised.value.fix
     if given != -1.5:
         assert "out of range" not in str(raised.value)
+
+
+MEANT_NUMBERS = {
+    "a share": (lambda value, rows: rows.train_test_split(value), "0.25", 0.25),
+    "per cent": (lambda value, rows: rows.train_test_split(value), "25%", 0.25),
+    "a share of the training": (
+        lambda value, rows: rows.train_test_split(train_size=value),
+        "0.5",
+        0.5,
+    ),
+    "a fraction": (lambda value, _: check_number("x", value, least=0), "0.8", 0.8),
+    "bytes of a shard": (
+        lambda value, _: PackOptions(shard_bytes=value),
+        1e6,
+        1_000_000,
+    ),
+    "bytes an epoch": (
+        lambda value, _: LeakDetector("cpu", tolerance=value),
+        64e3,
+        64_000,
+    ),
+    "bytes of a mirror": (
+        lambda value, _: open_cache("file:///no/rows", mirror_bytes=value),
+        1e9,
+        10**9,
+    ),
+    "nodes": (lambda value, _: build_loader(SAMPLES, max_nodes=value), "400", 400),
+}
+"""A call, a value of the wrong type, and the number that it obviously means."""
+
+
+@pytest.mark.parametrize("name", MEANT_NUMBERS)
+def test_a_number_of_the_wrong_type_is_answered_with_the_same_number(name, dataset):
+    call, given, meant = MEANT_NUMBERS[name]
+
+    with pytest.raises(OptionError) as raised:
+        call(given, dataset)
+
+    assert float(raised.value.fix.partition("=")[2]) == meant
+
+
+SIZES_MEANT = {
+    "1,000 MB": 10**9,
+    "1 000 MB": 10**9,
+    "1_000_000": 10**6,
+    "1,000,000": 10**6,
+    "1e9": 10**9,
+    "2,5 GB": 2_500_000_000,
+    "2.5 GiBs": 5 * 2**29,
+    "1 TiB/s": 2**40,
+    "8 gigs": 8 * 10**9,
+    "64 megabytes": 64 * 10**6,
+}
+
+
+@pytest.mark.parametrize("text", SIZES_MEANT)
+def test_a_size_that_cannot_be_read_is_answered_with_the_same_amount(text):
+    with pytest.raises(OptionError) as raised:
+        parse_bytes(text)
+
+    assert parse_bytes(raised.value.fix.strip("'")) == SIZES_MEANT[text]
+
+
+@pytest.mark.parametrize("text", ["0x10", "much", "-5 MB", "", "1.2.3 GB"])
+def test_a_text_that_says_no_amount_is_answered_with_a_size(text):
+    with pytest.raises(OptionError) as raised:
+        parse_bytes(text)
+
+    assert parse_bytes(raised.value.fix.strip("'")) > 0
+
+
+def _generator():
+    yield
+
+
+async def _coroutine():
+    pass
+
+
+async def _asynchronous_generator():
+    yield
+
+
+DEFERRED = {
+    "a generator": _generator,
+    "a coroutine": _coroutine,
+    "an asynchronous generator": _asynchronous_generator,
+    "a lambda": lambda: (yield),
+    "a partial": functools.partial(_generator),
+}
+
+
+@pytest.mark.parametrize("name", DEFERRED)
+def test_a_function_whose_call_runs_none_of_its_code_is_refused(name):
+    with pytest.raises(OptionError, match="none of its code has run") as raised:
+        assert_no_leak(DEFERRED[name], epochs=8)
+
+    compile(raised.value.fix, "fix", "eval")
+
+
+def test_what_a_lambda_needs_is_answered_with_code():
+    with pytest.raises(OptionError) as raised:
+        assert_no_leak(lambda batch: None, epochs=8)
+
+    compile(raised.value.fix, "fix", "eval")
 
 
 def test_a_transform_that_cannot_be_called_is_refused_where_it_is_set(dataset):
@@ -308,6 +415,21 @@ MAPPINGS = {
         "pack(list(samples.values()), path)",
         2,
     ),
+    "columns": (
+        {"ids": [[1, 2], [3], [4]], "label": [0, 1, 0]},
+        "pack(torch.utils.data.StackDataset(**columns), path)",
+        3,
+    ),
+    "arrays of columns": (
+        {"x": torch.ones(3, 4), "y": torch.arange(3)},
+        "pack(torch.utils.data.StackDataset(**columns), path)",
+        3,
+    ),
+    "splits": (
+        {"train": [{"x": 1}, {"x": 2}], "test": [{"x": 3}, {"x": 4}]},
+        "pack(list(samples.values()), path)",
+        2,
+    ),
     "one text": (UserDict(ids=[1, 2], mask=[1, 1]), "pack([dict(sample)], path)", 1),
     "texts": (
         UserDict(ids=[[1, 2], [3]], mask=[[1, 1], [1]]),
@@ -326,7 +448,7 @@ def test_a_mapping_is_answered_with_what_can_be_packed_of_it(name, tmp_path):
         pack(given, tmp_path / "a.lk")
 
     assert raised.value.fix == fix
-    names = dict.fromkeys(("sample", "samples", "encoding"), given)
+    names = dict.fromkeys(("sample", "samples", "encoding", "columns"), given)
     packed = eval(fix, {"pack": pack, "torch": torch, "path": tmp_path / "b", **names})
     assert len(packed) == samples
 
@@ -386,6 +508,79 @@ def test_a_path_that_is_not_there_is_answered_with_the_cache_beside_it(dataset, 
         open_cache(dataset.cache.parent / asked)
 
     assert raised.value.fix == f"did you mean {str(dataset.cache)!r}?"
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "*.h5", "absent.h5"])
+def test_a_path_inside_of_a_cache_is_answered_with_the_cache(dataset, part):
+    names = [file.name for file in dataset.cache.glob(part)] or [part]
+
+    with pytest.raises(CacheError) as raised:
+        open_cache(dataset.cache / names[0])
+
+    assert raised.value.fix == f"open_cache({str(dataset.cache)!r})"
+
+
+def test_a_folder_of_caches_is_answered_with_one_of_them(dataset):
+    with pytest.raises(CacheError, match=r"it holds rows\.lk") as raised:
+        open_cache(dataset.cache.parent)
+
+    assert raised.value.fix == f"open_cache({str(dataset.cache)!r})"
+
+
+@pytest.mark.parametrize("value", [True, False, "sometimes", None, 3])
+def test_checksums_of_other_words_are_answered_with_one_of_three(dataset, value):
+    with pytest.raises(OptionError) as raised:
+        open_cache(dataset.cache, checksums=value)
+
+    open_cache(dataset.cache, **eval(f"dict({raised.value.fix})"))
+
+
+@pytest.mark.parametrize("given", [Clip, "Clip", ["Clip"], 3], ids=repr)
+@pytest.mark.parametrize(
+    "call",
+    [open_cache, lambda path, **o: SafeDataset(cache=path, **o)],
+    ids=["open_cache", "SafeDataset"],
+)
+def test_classes_that_are_no_list_of_classes_are_told(dataset, given, call):
+    with pytest.raises(OptionError, match="classes must be") as raised:
+        call(dataset.cache, classes=given)
+
+    assert raised.value.fix.startswith("classes=[")
+
+
+def test_keys_in_a_set_are_refused(tmp_path):
+    class Named(SafeDataset):
+        def keys(self):
+            return {"a", "b"}
+
+        def load(self, key):
+            return {"x": key}
+
+    with pytest.raises(DatasetError, match="has no order") as raised:
+        len(Named(cache=tmp_path / "a.lk"))
+
+    assert raised.value.fix == "return sorted(keys)"
+
+
+def test_raw_data_that_is_not_there_is_told_where_there_are_no_keys(tmp_path):
+    class Files(SafeDataset):
+        def keys(self):
+            return sorted(self.raw.glob("*.txt"))
+
+        def load(self, key):
+            return {"x": key}
+
+    with pytest.raises(DatasetError, match=r"there is no .*absent, its raw data"):
+        len(Files(tmp_path / "absent", cache=tmp_path / "a.lk"))
+
+
+@pytest.mark.parametrize("nest", [list, tuple, dict])
+def test_a_graph_inside_of_a_sample_is_told_to_be_one(nest, tmp_path):
+    graph = Data(x=torch.ones(2, 1))
+    sample = {"graph": graph} if nest is dict else nest([graph])
+
+    with pytest.raises(DatasetError, match="one graph a sample"):
+        pack([sample], tmp_path / "a.lk")
 
 
 # ---- words
@@ -473,3 +668,14 @@ def test_a_number_that_is_out_of_range_is_not_blamed_for_its_type():
 def test_a_limit_that_is_a_share_is_told_to_be_bytes():
     with pytest.raises(StepError, match="no share of a memory"):
         plan_batch(MODEL, SAMPLES, "cpu", limit=0.8)
+
+
+def test_a_function_that_needs_arguments_is_told_on_the_command_line(tmp_path, capsys):
+    file = tmp_path / "sources.py"
+    file.write_text("def samples(number): return [number]\n")
+
+    assert main(["pack", f"{file}:samples", str(tmp_path / "a.lk")]) == 1
+
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    assert "cannot be called" in error

@@ -452,6 +452,14 @@ def _caches_named_like(path: Path) -> list[Path]:
     return [beside[name] for name in near if exists(beside[name] / MANIFEST)]
 
 
+def _caches_in(folder: Path) -> list[Path]:
+    """List the caches that lie in a folder, by name."""
+    try:
+        return sorted(manifest.parent for manifest in folder.glob(f"*/{MANIFEST}"))
+    except OSError:
+        return []
+
+
 def _no_cache(path: Path) -> CacheError:
     """Make the error for a path without a manifest, by what is there instead."""
     if exists(path / BUILDING):
@@ -463,14 +471,23 @@ def _no_cache(path: Path) -> CacheError:
     if url is not None:
         why = "there is no such folder, and a URL begins with ://"
         return CacheError(message, why=why, fix=f"open_cache({url!r})")
+    is_part_of_cache = exists(path.parent / MANIFEST)
+    if is_part_of_cache:
+        fix = f"open_cache({str(path.parent)!r})"
     if not exists(path):
         similar = _caches_named_like(path)
-        if similar:
+        if similar and not is_part_of_cache:
             fix = f"did you mean {str(similar[0])!r}?"
         return CacheError(message, why="there is no such folder", fix=fix)
     if path.is_dir():
-        return CacheError(message, why=f"the folder has no {MANIFEST}", fix=fix)
+        why = f"the folder has no {MANIFEST}"
+        caches = [] if is_part_of_cache else _caches_in(path)
+        if caches:
+            names = ", ".join(cache.name for cache in caches[:3])
+            why += f"; it holds {names}"
+            fix = f"open_cache({str(caches[0])!r})"
+        return CacheError(message, why=why, fix=fix)
     why = "it is a file, and a cache is a folder"
-    if path.name == MANIFEST:
-        return CacheError(message, why=why, fix=f"open_cache({str(path.parent)!r})")
+    if is_part_of_cache:
+        return CacheError(message, why=why, fix=fix)
     return CacheError(message, why=why, fix=f"pack(source, {f'{path}.lk'!r})")

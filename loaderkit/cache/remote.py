@@ -246,5 +246,8 @@ def _mirror_bytes_from_option(value: object) -> int | None:
     if nbytes is None or nbytes < 1:
         wanted = "a number of bytes, or a text such as '200 GB'"
         name = "mirror_bytes"
-        raise refuse_value(name, value, wanted, "200 GB")
+        example: int | str = "200 GB"
+        if isinstance(value, float) and value.is_integer() and value > 0:
+            example = int(value)
+        raise refuse_value(name, value, wanted, example)
     return nbytes

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
+from loaderkit.arguments import check_choice, refuse_value
 from loaderkit.cache.address_space import free_mappings, is_available
 from loaderkit.cache.chunks import ChunkedValues
 from loaderkit.cache.files import (
@@ -58,14 +59,14 @@ Checksums = Literal["once", "always", "never"]
 def check_checksums(checksums: object) -> None:
     """Refuse a value that is none of the three.
 
-    >>> check_checksums("sometimes")
-    Traceback (most recent call last):
-    ValueError: checksums must be one of once, always, never, got 'sometimes'
+    Raises:
+        OptionError: It is something else.
     """
-    known = get_args(Checksums)
-    if checksums not in known:
-        msg = f"checksums must be one of {', '.join(known)}, got {checksums!r}"
-        raise ValueError(msg)
+    if isinstance(checksums, bool):
+        name, wanted = "checksums", "'once', 'always' or 'never'"
+        meant = "once" if checksums else "never"
+        raise refuse_value(name, checksums, wanted, meant)
+    check_choice("checksums", checksums, get_args(Checksums))
 
 
 _MAX_TIMES_PER_BATCH = 4

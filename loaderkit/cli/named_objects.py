@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import suggest_name
+from loaderkit.arguments import refusal_of_call, suggest_name
 from loaderkit.errors import LoaderkitError
 
 if TYPE_CHECKING:
@@ -28,11 +28,20 @@ def named_dataset(text: str) -> Any:
         The dataset.
 
     Raises:
-        LoaderkitError: There is nothing of that name.
+        LoaderkitError: There is nothing of that name, or it needs arguments.
     """
     target = named_object(text)
     makes_a_dataset = isinstance(target, type) or not hasattr(target, "__len__")
-    return target() if makes_a_dataset and callable(target) else target
+    if not makes_a_dataset or not callable(target):
+        return target
+    refused = refusal_of_call(target)
+    if refused is not None:
+        message = f"{text} cannot be called: {refused}."
+        why = "it is called without arguments, to make the dataset"
+        name = text.rpartition(":")[2]
+        fix = f"name a function that calls it: def make(): return {name}(...)"
+        raise LoaderkitError(message, why=why, fix=fix)
+    return target()
 
 
 def named_object(text: str) -> Any:

@@ -154,9 +154,8 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
-        check_pad_value(pad_value, ragged)
         self.ragged = ragged
-        self.pad_value = pad_value
+        self.pad_value = check_pad_value(pad_value, ragged)
         self.packing = packing or PackOptions()
         self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums

@@ -240,6 +240,6 @@ class BatchJoining(SampleReading[T]):
 
     def _unlike_shapes_error(self, column: str) -> DatasetError:
         message = f"Field {column!r} has shapes in these samples that cannot be joined."
-        why = "an axis behind the first differs between the samples, or their number"
+        why = "an axis that they are not joined along differs, or the number of axes"
         fix = "give the samples one shape in load() or transform, or a batch size of 1"
         return DatasetError(message, why=why, fix=fix)

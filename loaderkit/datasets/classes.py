@@ -14,8 +14,10 @@ import functools
 import importlib
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
 
+from loaderkit.arguments import show_value
 from loaderkit.datasets.containers import (
     FACTORIES,
     class_name,
@@ -24,11 +26,11 @@ from loaderkit.datasets.containers import (
     same_plain,
 )
 from loaderkit.datasets.kinds import NEST_KINDS, Kind
-from loaderkit.errors import DamagedCacheError, DatasetError
+from loaderkit.errors import DamagedCacheError, DatasetError, OptionError
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from loaderkit.datasets.structure import Nest, Structure
 
@@ -59,6 +61,30 @@ def private_names(cls: type, attributes: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_classes(classes: Iterable[type]) -> tuple[type, ...]:
+    """Take a list of classes.
+
+    Raises:
+        OptionError: It is one class without a list, or holds something else.
+    """
+    # It comes from the user, and types are not checked when a program runs.
+    given: object = classes
+    why = "a name in a cache leads to a class only if the class itself is given"
+    if isinstance(given, type):
+        message = f"classes must be a list of classes, got {given.__name__} alone."
+        raise OptionError(message, why=why, fix=f"classes=[{given.__name__}]")
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        message = f"classes must be classes, got {show_value(given)}."
+        raise OptionError(message, why=why, fix="classes=[MyData]")
+    passed: tuple[object, ...] = tuple(given)
+    for cls in passed:
+        if not isinstance(cls, type):
+            message = f"classes must be classes, got {show_value(cls)}."
+            name = cls if isinstance(cls, str) else type(cls).__name__
+            raise OptionError(message, why=why, fix=f"classes=[{name}]")
+    return cast("tuple[type, ...]", passed)
+
+
 class ClassRegistry:
     """The classes that samples may be made of, by name.
 
@@ -69,12 +95,8 @@ class ClassRegistry:
     """
 
     def __init__(self, known: Iterable[type] = (), modules: Iterable[str] = ()) -> None:
-        passed: tuple[Any, ...] = tuple(known)
+        passed: tuple[Any, ...] = check_classes(known)
         self._passed, self._modules = passed, tuple(modules)
-        for cls in passed:
-            if not isinstance(cls, type):
-                msg = f"classes must be classes, got {cls!r}"
-                raise TypeError(msg)
         self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *passed)}
 
     def __reduce__(self) -> tuple[type[ClassRegistry], tuple[Any, ...]]:

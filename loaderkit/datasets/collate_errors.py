@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.errors import DatasetError, LoaderkitError
+from loaderkit.library_files import is_library_file
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+_PACKAGE = Path(__file__).parents[1]
 
 _COLLATE_ERRORS = (
     *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
@@ -43,4 +47,24 @@ class Collating:
         message = f"The samples of this batch cannot be joined: {error!r:.300}."
         why = "torch or PyG cannot join what they hold, or they are built differently"
         fix = "give them one form in load() or transform, or use a batch size of 1"
+        field = _absent_field(error, traceback)
+        if field is not None:
+            message = (
+                f"The samples of this batch cannot be joined: some lack {field!r}."
+            )
+            why = "torch and PyG join the fields that the first sample has"
         raise DatasetError(message, why=why, fix=fix) from error
+
+
+def _absent_field(error: BaseException, traceback: TracebackType | None) -> str | None:
+    """Name the field that torch or PyG did not find in a sample.
+
+    A ``KeyError`` of code of the user's, such as an ``__inc__``, may mean anything.
+    """
+    if not isinstance(error, KeyError) or traceback is None:
+        return None
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    file = traceback.tb_frame.f_code.co_filename
+    is_joining = is_library_file(file) or Path(file).is_relative_to(_PACKAGE)
+    return str(error.args[0]) if is_joining and error.args else None

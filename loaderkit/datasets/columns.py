@@ -15,7 +15,7 @@ from loaderkit.datasets.gathering import BatchGather, leaf_reader
 from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.sizes import occurring, stored_bytes
 from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
-from loaderkit.errors import DatasetError, NoSuchAttributeError
+from loaderkit.errors import DatasetError, NoSuchAttributeError, NotChangeableError
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -88,6 +88,10 @@ def column_rows(opened: OpenedCache) -> list[tuple[str, str, str]]:
     ]
 
 
+_WHY_UNCHANGED = "a cache is packed once, and every column that is read is a copy"
+_FIX_UNCHANGED = "dataset.map(function, cache=path), which packs another cache"
+
+
 class TypeColumns:
     """The fields of one node or edge type, in all samples: ``dataset["paper"]``.
 
@@ -120,6 +124,16 @@ class TypeColumns:
                 message, why=f"its fields are {', '.join(self._names)}", fix=fix
             )
         return self[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            message = f"{self._key!r} cannot be changed: .{name} = ...."
+            raise NotChangeableError(message, why=_WHY_UNCHANGED, fix=_FIX_UNCHANGED)
+        super().__setattr__(name, value)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        message = f"{self._key!r} cannot be changed: [{name!r}] = ...."
+        raise NotChangeableError(message, why=_WHY_UNCHANGED, fix=_FIX_UNCHANGED)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -7,6 +7,8 @@ each kind are recognised and written stands in ``kinds.py``.
 from __future__ import annotations
 
 import enum
+import functools
+import types
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -467,6 +469,15 @@ _ADVICE: tuple[tuple[str, str, str], ...] = (
 """By whose class it is: none of these libraries is imported for it."""
 
 
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    functools.partial,
+    type,
+)
+
+
 def _advice_on(value: object) -> str:
     """Say what to store in the place of something that a cache cannot hold."""
     if isinstance(value, np.ndarray | np.generic):
@@ -478,11 +489,16 @@ def _advice_on(value: object) -> str:
             return "store list(x), or x.astype(np.float32) where it holds numbers"
         if value.dtype.names:
             return "{name: x[name] for name in x.dtype.names}"
+    if is_pyg_data(value):
+        return (
+            "one graph a sample: what belongs to it as its attributes (graph.label), a "
+            "series of graphs as samples with a number each (graph.run, graph.step)"
+        )
     for kind in type(value).__mro__[:-1]:
         for module, name, advice in _ADVICE:
             is_of_module = f"{kind.__module__}.".startswith(f"{module}.")
             if is_of_module and kind.__name__.startswith(name):
                 return f"store {advice}"
-    if callable(value):
+    if isinstance(value, _FUNCTIONS):
         return "leave it out, and call it in load() or transform"
     return "return it as tensors, or leave it out"

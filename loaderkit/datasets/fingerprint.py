@@ -697,16 +697,45 @@ def _source_text(function: types.FunctionType) -> str:
     Comments and formatting are not in a syntax tree.
     """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        source = inspect.getsource(function)
+        tree = ast.parse(textwrap.dedent(source))
     except (OSError, TypeError, SyntaxError):
-        # Typed at a prompt, so there is no source.  Bytecode differs between versions
-        # of Python, so the version belongs to it.
-        return f"{sys.version_info[:2]}{_bytecode_text(function.__code__)}"
+        # Typed at a prompt, so there is no source.
+        return _versioned_bytecode_text(function)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and _is_docstring(body[0]):
             body[:1] = [ast.Pass()] if len(body) == 1 else []
-    return ast.dump(tree)
+    text = ast.dump(tree)
+    if _is_lambda_of_other_source(function, source, tree):
+        text += _versioned_bytecode_text(function)
+    return text
+
+
+def _is_lambda_of_other_source(
+    function: types.FunctionType, source: str, tree: ast.Module
+) -> bool:
+    """Tell whether a lambda's source is not that of this lambda alone and as a whole.
+
+    ``inspect`` cuts source by lines.  So it gives one text for all lambdas of a line,
+    and leaves out what stands on the lines below where a bracket before the lambda is
+    what joins them.
+    """
+    code = function.__code__
+    if code.co_name != "<lambda>":
+        return False
+    if sum(isinstance(node, ast.Lambda) for node in ast.walk(tree)) != 1:
+        return True
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    # The end of each expression, which Python 3.10 does not tell.
+    for _, end, _, _ in getattr(code, "co_positions", tuple)():
+        lines += [] if end is None else [end]
+    return max(lines) >= code.co_firstlineno + len(source.splitlines())
+
+
+def _versioned_bytecode_text(function: types.FunctionType) -> str:
+    """Convert bytecode to text; it differs between versions of Python."""
+    return f"{sys.version_info[:2]}{_bytecode_text(function.__code__)}"
 
 
 def _bytecode_text(code: types.CodeType) -> str:
@@ -714,8 +743,10 @@ def _bytecode_text(code: types.CodeType) -> str:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             constants.append(_bytecode_text(constant))
-        # The order of a set of constants differs from process to process.
-        elif not isinstance(constant, frozenset):
+        elif isinstance(constant, frozenset):
+            # The order of a set of constants differs from process to process.
+            constants.append(f"frozenset({sorted(map(repr, constant))})")
+        else:
             constants.append(repr(constant))
     return f"{code.co_code!r}{constants!r}{code.co_names!r}"
 

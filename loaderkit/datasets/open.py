@@ -13,7 +13,7 @@ from loaderkit.arguments import (
 )
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
-from loaderkit.datasets.classes import ClassRegistry
+from loaderkit.datasets.classes import ClassRegistry, check_classes
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.safe import dataset_over
@@ -84,7 +84,7 @@ def open_cache(
         )
     if not isinstance(path, RemoteCache):
         check_cache_path(path)
-    known, plain = tuple(classes), unknown_classes == "plain"
+    known, plain = check_classes(classes), unknown_classes == "plain"
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
     opened = OpenedCache(store, ClassRegistry(known), plain=plain)

@@ -321,12 +321,15 @@ def pad(tensors: Sequence[torch.Tensor]) -> Padded:
     return Padded(padded.view(dtype), lengths, mask)
 
 
-def check_pad_value(pad_value: PadValue, ragged: str) -> None:
-    """Refuse what cannot fill up samples.
+def check_pad_value(pad_value: PadValue, ragged: str) -> PadValue:
+    """Take what can fill up samples, as numbers of Python's.
 
     Args:
         pad_value: A number, or numbers by the names of fields.
         ragged: What batches hold for samples of different lengths.
+
+    Returns:
+        The same, where scalars of numpy's and torch's are Python's numbers.
 
     Raises:
         OptionError: It holds something else than numbers, or nothing is padded.
@@ -336,6 +339,7 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> None:
     numbers: list[object] = [pad_value]
     if isinstance(pad_value, Mapping):
         names, numbers = list(pad_value), list(pad_value.values())
+    numbers = [_python_number(number) for number in numbers]
     are_names = all(isinstance(name, str) for name in names)
     if not are_names or not all(isinstance(number, int | float) for number in numbers):
         message = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
@@ -345,6 +349,17 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> None:
         message = f"pad_value={pad_value!r} was given beside ragged={ragged!r}."
         why = "only padded batches have places to fill"
         raise OptionError(message, why=why, fix='ragged="padded"')
+    if isinstance(pad_value, Mapping):
+        return cast("PadValue", dict(zip(names, numbers, strict=True)))
+    return cast("PadValue", numbers[0])
+
+
+def _python_number(value: object) -> object:
+    """Take the number out of a scalar of numpy's or torch's."""
+    is_scalar = isinstance(value, np.generic)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        is_scalar = value.ndim == 0
+    return cast("np.generic", value).item() if is_scalar else value
 
 
 def fill_padding(batch: object, pad_value: PadValue, name: str = "") -> frozenset[str]:
@@ -418,9 +433,21 @@ def _as_dtype(number: Number, dtype: torch.dtype, name: str) -> torch.Tensor:
         field = f"field {name!r}" if name else "the samples"
         message = f"pad_value {number!r} cannot be written into {field}, of {dtype}."
         why = "a value of that dtype cannot be it"
-        fix = "give numbers by field, such as pad_value={'labels': -100}"
+        nearest = _nearest_of_dtype(number, dtype)
+        fix = f"pad_value={{{name!r}: {nearest}}}" if name else f"pad_value={nearest}"
         raise DatasetError(message, why=why, fix=fix)
     return torch.tensor(number).to(dtype)
+
+
+def _nearest_of_dtype(number: Number, dtype: torch.dtype) -> Number:
+    """Give the number nearest to one that a dtype cannot hold; 0 for NaN."""
+    if dtype is torch.bool or math.isnan(number):
+        return 0
+    if dtype.is_floating_point or dtype.is_complex:
+        largest = torch.finfo(dtype).max
+        return min(max(number, -largest), largest)
+    bounds = torch.iinfo(dtype)
+    return int(min(max(number, bounds.min), bounds.max))
 
 
 def mask_of(lengths: Ints, longest: int) -> torch.Tensor:

@@ -273,4 +273,16 @@ def _part_size(
         if 0 < size < 1:
             return rounded(size * count)
         raise refuse_value(name, size, "a share between 0 and 1", 0.25)
+    if isinstance(size, str) and (share := _share_in(size)) is not None:
+        raise refuse_value(name, size, "a share between 0 and 1, or a number", share)
     return check_integer(name, size, least=1, most=max(1, count - 1))
+
+
+def _share_in(text: str) -> float | None:
+    """Read the share that was written as a text, "0.2" or "20%"; None for others."""
+    number, percent, _ = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None

@@ -169,6 +169,11 @@ def refuse_empty(packable: Source, given: object) -> None:
         name = type(given).__name__
         message = f"There is nothing to pack: {name}.keys() is empty."
         fix = "def keys(self): return range(100)"
+        raw = packable.root()
+        if raw is not None and not raw.exists():
+            why = f"there is no {raw}, its raw data"
+            fix = f"{name}(raw=...) with its whole path; "
+            fix += f"a relative one begins at {Path.cwd()}"
     raise DatasetError(message, why=why, fix=fix)
 
 
@@ -311,7 +316,8 @@ def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
         What it gave.
 
     Raises:
-        DatasetError: It is no method, or gave no keys: a number, a text, None.
+        DatasetError: It is no method, or gave no keys: a number, a text, None; or a
+            set.
     """
     kind = type(dataset).__name__
     method: object = dataset.keys
@@ -325,6 +331,10 @@ def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
         message = f"{kind}.keys() gave one name: {keys!r}."
         fix = f"return [{keys!r}], or sorted(os.listdir({os.fsdecode(keys)!r}))"
         raise DatasetError(message, why=why, fix=fix)
+    if isinstance(keys, set | frozenset):
+        message = f"{kind}.keys() gave a set, which has no order."
+        why = "the order of texts in a set differs from process to process"
+        raise DatasetError(message, why=why, fix="return sorted(keys)")
     if not hasattr(keys, "__iter__") and not hasattr(keys, "__getitem__"):
         message = f"{kind}.keys() gave no keys, but {show_value(keys)}."
         fix = f"return range({keys})" if isinstance(keys, int) else "return range(100)"

@@ -389,10 +389,23 @@ def read_capability(device: str | torch.device) -> Capability:
         if is_present(torch.device(torch_device.type)):
             msg += f"pass device={torch_device.type!r} for the current one of its kind"
         else:
-            msg += "pass device='cpu', or install the build of torch for it "
-            msg += f"(this one is {torch.__version__})"
+            msg += f"pass device='cpu', or {_missing_for(torch_device.type)}"
         raise ValueError(msg)
     return probe_of(torch_device).capability(torch_device)
+
+
+def _missing_for(kind: str) -> str:
+    """Say what it takes to have a device that is not here: a driver, or a build."""
+    is_built = {
+        "cuda": torch.backends.cuda.is_built,
+        "mps": torch.backends.mps.is_built,
+    }.get(kind)
+    if is_built is not None and is_built():
+        return (
+            f"see that the system shows it and has its driver: this torch "
+            f"({torch.__version__}) is built for {kind}"
+        )
+    return f"install the build of torch for it (this one is {torch.__version__})"
 
 
 def is_present(device: torch.device) -> bool:

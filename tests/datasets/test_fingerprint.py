@@ -21,7 +21,12 @@ import numpy as np
 import pytest
 import torch
 
-from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint_of
+from loaderkit.datasets.fingerprint import (
+    Fingerprint,
+    differences,
+    fingerprint_of,
+    fingerprint_value,
+)
 from loaderkit.errors import DamagedCacheError
 
 
@@ -499,3 +504,59 @@ def test_a_library_of_another_environment_is_no_code_of_the_users(tmp_path, fold
     changed = fingerprint(1) != fingerprint(2)
 
     assert changed == (folder == "project")
+
+
+LAYOUTS = {
+    "one line": "first = lambda s: {a}; second = lambda s: {b}",
+    "arguments of one call": "def pair(*functions): return functions\n"
+    "first, second = pair(lambda s: {a}, lambda s: {b})",
+    "one inside the other": "second = (lambda: lambda s: {b})()\nfirst = lambda s: {a}",
+    "a list": "first, second = [lambda s: {a}, lambda s: {b}]",
+    "items of a dict, a line each": "both = {{\n    0: lambda s: {a},\n"
+    "    1: lambda s: {b},\n}}\nfirst, second = both.values()",
+    "a bracket that joins lines": "def one(function): return function\n"
+    "first = one(\n    lambda s: {a}\n    or s\n)\n"
+    "second = one(\n    lambda s: {b}\n    or s\n)",
+    "the difference on a later line": "def one(function): return function\n"
+    "first = one(\n    lambda s: s\n    or {a}\n)\n"
+    "second = one(\n    lambda s: s\n    or {b}\n)",
+    "a text that goes on": "def one(function): return function\n"
+    "first = one(\n    lambda s: 'text'\n    '{a}'\n)\n"
+    "second = one(\n    lambda s: 'text'\n    '{b}'\n)",
+}
+"""Ways to write two lambdas, with places for what they return."""
+
+RETURNS = {
+    "numbers": ("s + 1", "s + 2"),
+    "keys": ("s[1]", "s[2]"),
+    "sets": ("s in (3, 4) and s in {5, 6}", "s in (3, 4) and s in {5, 7}"),
+    "nested": ("[x + 1 for x in s]", "[x + 2 for x in s]"),
+}
+
+
+@pytest.mark.parametrize("returns", RETURNS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_lambdas_that_return_different_values_differ(tmp_path, layout, returns):
+    a, b = RETURNS[returns]
+    prints = {}
+    for name, values in {"different": (a, b), "equal": (a, a)}.items():
+        source = LAYOUTS[layout].format(a=values[0], b=values[1])
+        prints[name] = [
+            fingerprint_value(imported_from(source, tmp_path, function))
+            for function in ("first", "second", "first")
+        ]
+
+    first, second, again = prints["different"]
+
+    assert first != second
+    assert first == again
+    assert prints["equal"][0] == prints["equal"][2]
+
+
+def test_a_lambda_that_stands_alone_counts_by_its_syntax_tree(tmp_path):
+    source = "first = lambda s: s + 1  # a comment"
+    formatted = "first = lambda s: (\n    s + 1\n)"
+
+    assert fingerprint_value(imported_from(source, tmp_path, "first")) == (
+        fingerprint_value(imported_from(formatted, tmp_path, "first"))
+    )

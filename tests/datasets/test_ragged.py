@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 import inspect
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import loaderkit
+from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.ragged import (
     Packed,
     Padded,
@@ -402,3 +405,59 @@ def test_a_compiled_model_reads_the_parts_of_a_ragged_field(words):
     model = torch.compile(lambda padded: padded.values * 2, backend="eager")
 
     assert torch.equal(model(field), field.values * 2)
+
+
+NUMBERS_THAT_DO_NOT_FIT = {
+    "a fraction": (torch.int64, 1.5, 1),
+    "a negative one": (torch.uint8, -100, 0),
+    "a large one": (torch.int8, 1000, 127),
+    "NaN": (torch.int64, math.nan, 0),
+    "infinity": (torch.int32, math.inf, 2**31 - 1),
+    "of bool": (torch.bool, 7, 0),
+    "of half": (torch.float16, 1e6, 65504),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS_THAT_DO_NOT_FIT)
+def test_a_number_that_does_not_fit_is_answered_with_one_that_does(name, tmp_path):
+    dtype, number, nearest = NUMBERS_THAT_DO_NOT_FIT[name]
+    samples = [{"a": torch.ones(length, dtype=dtype)} for length in (1, 2)]
+    path = loaderkit.pack(samples, tmp_path / "a.lk", workers=0).cache
+
+    with pytest.raises(DatasetError, match="cannot be written") as raised:
+        loaderkit.open_cache(path, pad_value=number).batch([0, 1])
+
+    advised = eval(f"dict({raised.value.fix})")
+    batch = loaderkit.open_cache(path, **advised).batch([0, 1])
+    assert batch["a"].values[0, 1].item() == nearest
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [np.int64(-100), np.array(-100), torch.tensor(-100), np.float32(-100)],
+    ids=["int64", "array", "tensor", "float32"],
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_scalars_of_numpy_and_torch_fill_as_numbers_do(scalar, is_named, tmp_path):
+    samples = [{"a": torch.arange(length)} for length in (1, 2)]
+    path = loaderkit.pack(samples, tmp_path / "a.lk", workers=0).cache
+
+    pad_value = {"a": scalar} if is_named else scalar
+    batch = loaderkit.open_cache(path, pad_value=pad_value).batch([0, 1])
+
+    assert batch["a"].values.tolist() == [[0, -100], [0, 1]]
+
+
+@pytest.mark.parametrize("kind", [dict, Data])
+def test_a_field_that_some_samples_lack_is_named(kind, tmp_path):
+    samples = [kind(x=torch.ones(1), label=torch.ones(1)), kind(x=torch.ones(1))]
+    rows = loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
+
+    with pytest.raises(DatasetError, match="some lack 'label'"):
+        rows.batch([0, 1])
+
+
+def test_a_key_that_code_of_the_users_misses_is_no_field():
+    error = r"cannot be joined: KeyError\('y'\)"
+    with pytest.raises(DatasetError, match=error), Collating():
+        {"x": 0}["y"]
