@@ -8,6 +8,7 @@ out.
 The code is read as a sequence of *texts*, which are hashed one after the other:
 
     _code_texts          a function: its source, and the values and code that it names
+    _bound_texts         a value that a function has with it: a closure's, a default
     _global_texts        a global variable that code names
     _attribute_texts     an attribute of ``self`` that code names
     _written_texts       a list, dict or object that may change while samples are
@@ -45,6 +46,7 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
+    from typing import TypeGuard
 
     from numpy.typing import NDArray
 
@@ -156,7 +158,8 @@ def fingerprint_of(
         The same value in every process, as long as code, keys and version are the same.
     """
     digest = xxhash.xxh3_128()
-    if _is_users(load):
+    # Of a library's function there is nothing to follow, but what a partial binds.
+    if _is_users(load) or isinstance(load, functools.partial):
         for text in _code_texts(load, _Visited()):
             digest.update(text.encode("utf-8", "backslashreplace"))
     key_texts = [_typed_key_text(key) for key in keys]
@@ -279,9 +282,14 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
     function = getattr(item, "__func__", item)
     if isinstance(function, functools.partial):
         yield from _code_texts(function.func, visited)
-        yield from _value_texts(function.args, visited)
-        yield from _value_texts(function.keywords.values(), visited)
+        for position, value in enumerate(function.args):
+            yield from _bound_texts(value, f"argument {position}", visited)
+        for name, value in function.keywords.items():
+            yield from _bound_texts(value, name, visited)
         return
+
+    if _is_wrapper(function):
+        function = function.__wrapped__
 
     if id(function) in visited or not isinstance(function, types.FunctionType):
         return
@@ -296,10 +304,9 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
         yield from _code_texts(_as_method(wrapped, owner), visited)
     yield _source_text(function)
     visited.paths += _strings_in(function.__code__)
-    yield from _value_texts(function.__defaults__ or (), visited)
-    yield from _value_texts((function.__kwdefaults__ or {}).values(), visited)
-    cells = [_cell_contents(cell) for cell in function.__closure__ or ()]
-    yield from _value_texts(cells, visited)
+    for name, value in _values_bound_to(function):
+        if name not in _names_changed_in(function):
+            yield from _bound_texts(value, name, visited)
 
     # The names of attributes are among these too, and not told apart from globals.
     names = _names_used_in(function.__code__)
@@ -310,6 +317,65 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
             yield from _global_texts(value, name, names, visited, module)
         if owner is not None:
             yield from _attribute_texts(owner, name, visited)
+
+
+def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
+    """Tell whether a value is what ``functools.lru_cache`` makes around a function."""
+    return isinstance(value, functools._lru_cache_wrapper)
+
+
+def _values_bound_to(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Give the defaults of a function and the variables of its closure, by name."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    parameters = code.co_varnames[: code.co_argcount]
+    yield from zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _cell_contents(cell)
+
+
+def _bound_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
+    """Follow a value that a function has with it: code as code, others by content."""
+    is_constant = _constant_text(value) is not None
+    is_path = isinstance(value, str | PurePath)
+    if isinstance(value, _CODE_TYPES) or is_constant or is_path:
+        yield from _value_texts([value], visited)
+    elif id(value) not in visited:
+        visited.add(id(value))
+        yield from _state_texts(value, name, visited)
+
+
+_CHANGING_METHODS = frozenset(
+    {"append", "add", "clear", "discard", "extend", "insert", "move_to_end", "pop"}
+    | {"popitem", "remove", "setdefault", "sort", "update"}
+)
+"""Methods that change a container and may stand anywhere in an expression."""
+
+
+def _names_changed_in(function: types.FunctionType) -> set[str]:
+    """Name the variables whose values a function's own code changes.
+
+    Such a container is a cache that fills while samples are loaded, and its value says
+    nothing of the samples.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    changed: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in _CHANGING_METHODS:
+            changed.append(node)
+        elif isinstance(node, ast.Subscript | ast.Attribute):
+            changed += [] if isinstance(node.ctx, ast.Load) else [node]
+    names = set()
+    for target in changed:
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            target = target.value
+        if isinstance(target, ast.Name):
+            names.add(target.id)
+    return names
 
 
 def _as_method(function: types.FunctionType, owner: object) -> object:
@@ -415,6 +481,8 @@ def _attribute_texts(owner: object, name: str, visited: _Visited) -> Iterator[st
         elif isinstance(member, functools.cached_property):
             member = member.func
         member = getattr(member, "__func__", member)
+        if _is_wrapper(member):
+            member = member.__wrapped__
         if isinstance(member, types.FunctionType):
             if _is_users(member):
                 yield from _code_texts(types.MethodType(member, owner), visited)
@@ -443,7 +511,11 @@ def _state_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
         attributes that say nothing of the samples: None, which ``load`` may replace by
         something it opens, and absolute paths, since the raw data may move.
     """
-    if isinstance(value, functools.partial | types.FunctionType | types.MethodType):
+    is_code = isinstance(value, functools.partial | types.FunctionType)
+    is_code = is_code or isinstance(value, types.MethodType)
+    # A function that functools.lru_cache wraps.
+    is_code = is_code or _is_wrapper(value)
+    if is_code:
         yield from _code_texts(value, visited)
         return
     if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+import loaderkit
 from loaderkit.datasets.fingerprint import (
     Fingerprint,
     differences,
@@ -560,3 +561,153 @@ def test_a_lambda_that_stands_alone_counts_by_its_syntax_tree(tmp_path):
     assert fingerprint_value(imported_from(source, tmp_path, "first")) == (
         fingerprint_value(imported_from(formatted, tmp_path, "first"))
     )
+
+
+class Scale:
+    def __init__(self, by):
+        self.by = by
+
+    def __getitem__(self, index):
+        return self.by
+
+
+class SlottedScale:
+    __slots__ = ("by",)
+
+    def __init__(self, by):
+        self.by = by
+
+    def __getitem__(self, index):
+        return self.by
+
+
+def first_of(key, values=(0,)):
+    return key * values[0]
+
+
+def with_closure(values):
+    return lambda key: key * values[0]
+
+
+def with_default(values):
+    def load(key, values=values):
+        return key * values[0]
+
+    return load
+
+
+def with_keyword_default(values):
+    def load(key, *, values=values):
+        return key * values[0]
+
+    return load
+
+
+def behind_a_closure(values):
+    inner = with_closure(values)
+    return lambda key: inner(key)
+
+
+def cached(values):
+    return functools.lru_cache(with_closure(values))
+
+
+BINDINGS = {
+    "a closure": with_closure,
+    "a default": with_default,
+    "a default by keyword": with_keyword_default,
+    "a closure's closure": behind_a_closure,
+    "a partial": lambda values: functools.partial(first_of, values=values),
+    "a partial by place": lambda values: functools.partial(
+        lambda values, key: key * values[0], values
+    ),
+    "a cached function": cached,
+}
+"""Ways in which a function has a value with it."""
+
+BOUND_VALUES = {
+    "numbers": lambda by: by,
+    "lists": lambda by: [by],
+    "dicts": lambda by: {0: by},
+    "dicts of texts": lambda by: {0: 1, "words": {"word": by}},
+    "tuples of lists": lambda by: (by, [by]),
+    "arrays": lambda by: np.array([by]),
+    "tensors": lambda by: torch.tensor([by]),
+    "modules": lambda by: torch.nn.Sequential(torch.nn.Linear(by, 1)),
+    "objects": Scale,
+    "objects with slots": SlottedScale,
+}
+
+
+@pytest.mark.parametrize("values", BOUND_VALUES)
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_what_a_function_has_with_it_counts(binding, values):
+    bind, make = BINDINGS[binding], BOUND_VALUES[values]
+
+    torch.manual_seed(0)
+    before = bind(make(2))
+    torch.manual_seed(0)
+    same = bind(make(2))
+    other = bind(make(3))
+
+    for fingerprint in (fingerprint_value, lambda f: fingerprint_of(f, [1]).load):
+        assert fingerprint(before) == fingerprint(same)
+        assert fingerprint(before) != fingerprint(other)
+
+
+def remember_items(cache):
+    def load(key):
+        if key not in cache:
+            cache[key] = key * 2
+        return cache[key]
+
+    return load
+
+
+def remember_by_setdefault(cache):
+    return lambda key: cache.setdefault(key, key * 2)
+
+
+@pytest.mark.parametrize("remember", [remember_items, remember_by_setdefault])
+def test_a_cache_that_a_function_fills_does_not_count(remember):
+    load = remember({})
+    before = fingerprint_of(load, [1])
+
+    load(1)
+
+    assert fingerprint_of(load, [1]) == before
+
+
+CACHED = """
+import functools
+@functools.lru_cache
+def helper(x): return x * 2
+class Data:
+    @functools.cache
+    def parse(self, key): return key + 3
+    def load(self, key): return helper(key) + self.parse(key)
+"""
+
+
+@pytest.mark.parametrize("change", [("x * 2", "x * 4"), ("key + 3", "key + 5")])
+def test_the_code_of_cached_functions_counts(tmp_path, change):
+    def of(source):
+        return fingerprint_of(imported_from(source, tmp_path, "Data")().load, [1]).load
+
+    assert of(CACHED) == of(CACHED)
+    assert of(CACHED) != of(CACHED.replace(*change))
+
+
+@pytest.mark.slow
+def test_a_dataset_that_a_function_has_with_it_counts_as_its_cache_does(tmp_path):
+    words = loaderkit.pack([{"word": 1}], tmp_path / "words.lk", workers=0)
+    rows = loaderkit.pack([{"x": 1}, {"x": 2}], tmp_path / "rows.lk", workers=0)
+
+    def mapped(other):
+        return rows.map(lambda sample: {"x": sample["x"] + other[0]["word"]}).cache
+
+    first = mapped(loaderkit.open_cache(words.cache))
+
+    words[0]
+    assert mapped(words) == first
+    assert mapped(loaderkit.open_cache(words.cache)) == first
