@@ -272,6 +272,93 @@ def test_how_a_task_ended_can_be_a_field(sign):
     assert read_message(record.format(1)).is_oom is False
 
 
+ERRORS = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "Killed",
+    "MemoryError",
+    "OSError: [Errno 12] Cannot allocate memory",
+    "RuntimeError: Unable to allocate 3 GiB",
+    "torch.OutOfMemoryError: CUDA out of memory.",
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0.",
+    "RuntimeError: CUDA error: out of memory",
+)
+LINES_ABOVE = (
+    "Epoch 3/10:  45%|####5     | 450/1000 [02:11<02:40,  3.43it/s, loss=0.231]",
+    (
+        "[W1121 10:00:00.123 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT "
+        "been destroyed before we destruct ProcessGroupNCCL. (function operator())"
+    ),
+    (
+        "/opt/torch/utils/checkpoint.py:429: UserWarning: please pass in "
+        "use_reentrant=True or use_reentrant=False explicitly.\n  warnings.warn("
+    ),
+    (
+        "train.py:10: FutureWarning: `GradScaler(args...)` is deprecated.\n"
+        "  scaler = GradScaler()"
+    ),
+    "train.py:52: UserWarning: Implicit choice is deprecated.\n  out = model(x, y)",
+    (
+        "tokenizers: The current process just got forked, after parallelism has "
+        "already been used. Disabling parallelism to avoid deadlocks..."
+    ),
+    "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+    "run: Data is saved in run-1\nrun: Use `run offline` to turn off syncing.",
+    "WARNING:root:no accelerator found",
+    "{'loss': 0.231, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.12}",
+    "GPU available: True (cuda), used: True\nTPU available: False, using: 0 cores",
+    "max memory allocated: 9.8 GB, reserved: 10.4 GB",
+    "$ python train.py --batch-size 32",
+    "I ran the training script and got this:",
+)
+LINES_BELOW = (
+    "Exception in thread Thread-3",
+    "srun: error: node7: task 0: Exited with exit code 1",
+    "[W1121 10:00:00.1 ProcessGroupNCCL.cpp:1250] Warning: process group is alive",
+    "run: You can sync this run to the cloud",
+    "See https://pytorch.org/docs for more information.",
+    (
+        "resource_tracker.py:224: UserWarning: There appear to be 1 leaked semaphore "
+        "objects to clean up at shutdown\n  warnings.warn("
+    ),
+)
+
+
+@pytest.mark.parametrize("above", LINES_ABOVE)
+def test_what_a_log_says_above_an_error_hides_nothing(above):
+    for error in ERRORS:
+        text = f"{above}\n{error}"
+        assert read_message(text).is_oom == read_message(error).is_oom, text
+    assert read_message(above).is_oom is False
+
+
+@pytest.mark.parametrize("below", LINES_BELOW)
+def test_what_a_log_says_below_an_error_hides_nothing(below):
+    for error in ERRORS:
+        text = f"{error}\n{below}"
+        assert read_message(text).is_oom == read_message(error).is_oom, text
+    assert read_message(below).is_oom is False
+
+
+def test_a_warning_that_speaks_of_memory_is_none_itself():
+    text = "alloc.py:9: UserWarning: insufficient memory, the cache is off"
+
+    assert read_message(text).is_oom is False
+    assert read_message(f"{text}\nMemoryError").is_oom is True
+
+
+@pytest.mark.parametrize("code", ["-9", "137", "12"])
+def test_a_code_that_a_sentence_explains_is_no_report(code):
+    assert read_message(f"{code} is system out of memory.").is_oom is False
+    assert read_message(f"error {code}: system out of memory").is_oom is True
+
+
+def test_nobody_logs_a_kill_that_goes_on():
+    text = "The process {} killed because it is consuming too much CPU memory"
+
+    assert read_message(text.format("is being")).is_oom is False
+    assert read_message("Process 71 was killed: out of memory").is_oom is True
+
+
 def test_amounts_have_the_same_role_in_any_order():
     for text in (
         "free: 1 GiB, requested 2 GiB, limit 4 GiB",

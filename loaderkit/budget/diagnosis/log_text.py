@@ -100,6 +100,9 @@ _BLANKS = re.compile(r"[ \t\xa0]{2,}")
 _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b(?!\))"
     r"|Killed\b|Bus error\b"
+    r"|[a-z][\w-]{2,20}: (?:[A-Z]|(?:error|fatal|warning)\b)"
+    r"|(?:How|Why|What) (?:can|do|does|to|is|should)\b"
+    r"|Any (?:help|ideas?|suggestions?)\b|Thanks\b"
     rf"|(?:\d[\d.:]{{0,20}}[mu]?s? )?\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
 )
 """How a line begins that goes on with no other."""
@@ -151,6 +154,8 @@ _HYPHEN_OF_A_WORD = re.compile(r"\w-$")
 _LONGEST_PART = 40
 """Characters of a part of a word at the end of a line."""
 _LAST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}$")
+_FULL_STOP = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\b(?:vs|cf))(?<!\betc)[.!?]$")
+_ENDS_SENTENCE = re.compile(r"[A-Za-z]+\.{1,3}")
 _FIRST_WORD = re.compile(r"[A-Za-z0-9_.,]{1,40}")
 _AMOUNT = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?\b")
 _HUMP = re.compile(r"[a-z][A-Z]")
@@ -668,6 +673,9 @@ def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     if not _goes_on(line):
         if _NEW_RECORD.match(following.words):
             return False
+        # Behind a full stop a sentence begins, with a capital letter.
+        if _FULL_STOP.search(line.words) and following.words[0].islower():
+            return False
         for row in (_ITEM, _FIELD, _LITERAL):
             is_prose = row is _FIELD and line.words.count(" ") > _MOST_WORDS_OF_FIELD
             if is_prose:
@@ -776,6 +784,8 @@ def _is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> 
     left, right = last.group(), first.group()
     if not by_terminal and left[0].isdigit() and left[-1] == "." and right[0].isupper():
         return False  # "is -2.31GiB.|Not enough"
+    if not by_terminal and _ENDS_SENTENCE.fullmatch(left) and " " in line:
+        return False  # "to avoid deadlocks...|Killed"
     if line[: last.start()].endswith(("'", "\u2019")):
         return False  # the ending of "context's"
     # "3,221,|225,472" has no blank anywhere, and a list has one behind each comma.

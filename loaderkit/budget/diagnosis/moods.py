@@ -150,10 +150,12 @@ def line_around(text: str, phrase: Span) -> Span:
 
 
 _SHOWN_BY_A_TRACEBACK = re.compile(
-    r"[ \t]*(?:File [\"']|-{2,}> ?\d|at \S{1,200} ?\(|~*\^+~*$|\d{1,6} )"
+    r"[ \t]*(?:File [\"']|-{2,}> ?\d|at \S{1,200} ?\(|~*\^+~*$|\d{1,6} "
+    r"|\S{1,200}:\d{1,6}: \w{0,40}Warning: )"
 )
 """A line that names a line of source, or the caret below it: the source that a
-traceback shows stands above the error, and says nothing of where the error stands."""
+traceback or a warning of Python shows stands above the error, and says nothing of where
+the error stands."""
 
 
 def _neighbouring_lines(text: str, phrase: Span) -> str:
