@@ -118,7 +118,8 @@ def no_such_attribute(
                 why, fix = f"it is in {part}", f"{variable}.{part}[{keys[0]!r}]"
                 return NoSuchAttributeError(message, why=why, fix=fix)
         elif inside is not None and hasattr(inside, name):
-            why, fix = f"{part} has it", f"{variable}.{part}.{name}"
+            call = "()" if callable(getattr(inside, name)) else ""
+            why, fix = f"{part} has it", f"{variable}.{part}.{name}{call}"
             return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
     names = sorted(attribute for attribute in named if not attribute.startswith("_"))

@@ -583,6 +583,39 @@ def test_a_graph_inside_of_a_sample_is_told_to_be_one(nest, tmp_path):
         pack([sample], tmp_path / "a.lk")
 
 
+NOT_ADDED = {
+    "one sample": {"x": torch.ones(2)},
+    "samples by name": {"a": {"x": torch.ones(2)}, "b": {"x": torch.ones(2)}},
+    "columns": {"x": torch.ones(3, 2), "y": torch.ones(3)},
+    "another cache": "another.lk",
+}
+"""What ``extend`` does not take."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_ADDED)
+def test_extend_is_answered_with_a_call_of_extend(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = NOT_ADDED[name]
+    cache = pack(SAMPLES, tmp_path / "rows.lk", workers=0).cache
+    pack(SAMPLES, tmp_path / "another.lk", workers=0)
+
+    with pytest.raises(DatasetError) as raised:
+        extend(cache, given, workers=0)
+
+    assert raised.value.fix in str(raised.value)
+    names = dict.fromkeys(("sample", "samples", "columns"), given)
+    calls = {"extend": extend, "open_cache": open_cache, "torch": torch}
+    added = eval(raised.value.fix, {**calls, "cache": cache, **names})
+    assert len(added) > len(SAMPLES)
+
+
+@pytest.mark.parametrize("given", [None, 3, [], SAMPLES], ids=repr)
+def test_what_is_verified_is_named_by_a_path(given):
+    with pytest.raises(OptionError, match="named by a path"):
+        loaderkit.verify(given)
+
+
 # ---- words
 
 

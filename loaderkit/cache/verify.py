@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_cache_path, suggest_keywords
 from loaderkit.cache.files import (
     check_digest,
     check_size,
@@ -82,6 +82,8 @@ def verify(
     Returns:
         What is wrong, if anything; damage is told, not raised.
     """
+    if not isinstance(path, RemoteCache):
+        check_cache_path(path)
     location = locate_cache(path, storage_options)
     if isinstance(location, RemoteCache):
         return _verify_stored(location.storage)

@@ -47,24 +47,26 @@ class Collating:
         message = f"The samples of this batch cannot be joined: {error!r:.300}."
         why = "torch or PyG cannot join what they hold, or they are built differently"
         fix = "give them one form in load() or transform, or use a batch size of 1"
-        field = _absent_field(error, traceback)
-        if field is not None:
-            message = (
-                f"The samples of this batch cannot be joined: some lack {field!r}."
-            )
-            why = "torch and PyG join the fields that the first sample has"
+        if _is_raised_by_joining(traceback):
+            if isinstance(error, KeyError) and error.args:
+                lacking = "The samples of this batch cannot be joined: some lack"
+                message = f"{lacking} {error.args[0]!r}."
+                why = "torch and PyG join the fields that the first sample has"
+            elif isinstance(error, AttributeError) and error.obj is None:
+                message = "The samples of this batch cannot be joined: one is None."
+                why = "PyG joins graphs, and asks each for its fields"
+                fix = "dataset.filter(lambda sample: sample is not None)"
         raise DatasetError(message, why=why, fix=fix) from error
 
 
-def _absent_field(error: BaseException, traceback: TracebackType | None) -> str | None:
-    """Name the field that torch or PyG did not find in a sample.
+def _is_raised_by_joining(traceback: TracebackType | None) -> bool:
+    """Tell whether code of a library or ours raised an error.
 
-    A ``KeyError`` of code of the user's, such as an ``__inc__``, may mean anything.
+    What code of the user's raises, such as an ``__inc__``, may mean anything.
     """
-    if not isinstance(error, KeyError) or traceback is None:
-        return None
+    if traceback is None:
+        return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     file = traceback.tb_frame.f_code.co_filename
-    is_joining = is_library_file(file) or Path(file).is_relative_to(_PACKAGE)
-    return str(error.args[0]) if is_joining and error.args else None
+    return is_library_file(file) or Path(file).is_relative_to(_PACKAGE)

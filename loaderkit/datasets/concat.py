@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -161,16 +162,22 @@ def extend(
     added_folder = location / ".extending"
     with hold_lock_for_work(location / ".extending.lock", f"extends {location}"):
         killed_run = find_manifest(added_folder)
-        packed = pack(
-            more,
-            added_folder,
-            spans=spans,
-            workers=workers,
-            compression=Store(location).manifest.compression,
-            shard_bytes=shard_bytes,
-            track_files=track_files,
-            overwrite=True,
-        )
+        try:
+            packed = pack(
+                more,
+                added_folder,
+                spans=spans,
+                workers=workers,
+                compression=Store(location).manifest.compression,
+                shard_bytes=shard_bytes,
+                track_files=track_files,
+                overwrite=True,
+            )
+        except DatasetError as error:
+            fix = _fix_for_extend(error.fix)
+            if fix == error.fix:
+                raise
+            raise DatasetError(error.what, why=error.why, fix=fix) from error
         original, added = Store(location), Store(added_folder)
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
@@ -252,6 +259,19 @@ def _kinds_of_samples(store: Store) -> frozenset[bool]:
     """
     structure = Structure.from_json(store.manifest.structure)
     return frozenset(is_graph(variant) for variant in structure.variants)
+
+
+def _fix_for_extend(fix: str) -> str:
+    """Have what ``pack`` advises say the call that the user has made.
+
+    >>> _fix_for_extend("pack([sample], path)"), _fix_for_extend("open_cache('a.lk')")
+    ('extend(cache, [sample])', "extend(cache, open_cache('a.lk'))")
+    """
+    if packed := re.fullmatch(r"pack\((.+), path\)", fix):
+        return f"extend(cache, {packed[1]})"
+    if re.fullmatch(r"open_cache\(.+\)", fix):
+        return f"extend(cache, {fix})"
+    return fix
 
 
 def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:

@@ -148,9 +148,8 @@ def pack(
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
         message = f"There is a cache at {location} already."
-        fix = (
-            f"open_cache({str(location)!r}), or pack(..., overwrite=True) to replace it"
-        )
+        fix = f"open_cache({str(location)!r}), or pack(..., overwrite=True) "
+        fix += "(--overwrite) to replace it"
         raise CacheError(message, why="packing again would replace it", fix=fix)
     samples = as_source(source, spans)
     packed = pack_source(samples, location, options)

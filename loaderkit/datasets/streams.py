@@ -187,7 +187,7 @@ class SpanSource(StreamSource):
         mistake = mistaken_for_dataset(iterable)
         if mistake is not None and not isinstance(iterable, Iterator):
             message = (
-                f"{self.name_span(span)}: {_name_of(self._function)}({span}, "
+                f"{_name_of(self._function)}({span}, "
                 f"{self.span_count}) gave no samples. {mistake.what}"
             )
             fix = f"return {mistake.instead}"
@@ -199,7 +199,7 @@ class SpanSource(StreamSource):
             # many of them never raise.
             return (iterable[row] for row in range(len(iterable)))
         message = (
-            f"{self.name_span(span)}: {_name_of(self._function)}({span}, "
+            f"{_name_of(self._function)}({span}, "
             f"{self.span_count}) gave {iterable!r:.80}, which cannot be iterated over."
         )
         why = "a span is read sample by sample"

@@ -461,3 +461,16 @@ def test_a_key_that_code_of_the_users_misses_is_no_field():
     error = r"cannot be joined: KeyError\('y'\)"
     with pytest.raises(DatasetError, match=error), Collating():
         {"x": 0}["y"]
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_none_among_graphs_is_told_and_can_be_left_out(place, tmp_path):
+    samples = [Data(x=torch.ones(1)), Data(x=torch.ones(2))]
+    samples.insert(place, None)
+    rows = loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
+
+    with pytest.raises(DatasetError, match="one is None") as raised:
+        rows.batch([0, 1, 2])
+
+    kept = eval(raised.value.fix, {"dataset": rows})
+    assert kept.batch([0, 1])["x"].shape == (3,)
