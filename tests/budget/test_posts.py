@@ -237,3 +237,10 @@ def test_paragraphs_stay_apart():
         "It stops with\n\nfull\n\nWhy?"
     )
     assert clean_log("Allocating the last\nblock") == "Allocating the last block"
+
+
+@pytest.mark.parametrize("verb", ["got", "hit", "received", "encountered"])
+def test_an_error_that_somebody_got_by_its_class_alone_is_found(verb):
+    for text in ("MemoryError", "RuntimeError: CUDA error: out of memory"):
+        assert read_message(f"I {verb} the error `{text}` twice.").is_oom is True
+        assert read_message(f"If I {verb} the error `{text}`, wait.").is_oom is False
