@@ -653,7 +653,7 @@ class _StateWriter:
         if isinstance(reduced, str):
             return reduced
         # A function, its arguments and a state, then iterators over items, or None.
-        items = [list(item) if hasattr(item, "__next__") else item for item in reduced]
+        items = [*reduced[:3], *map(_list_of_items, reduced[3:5]), *reduced[5:]]
         return self._container_text(type(value).__qualname__, items, depth)
 
     def _container_text(
@@ -679,6 +679,10 @@ class _StateWriter:
                 return None
             texts.append(text)
         return f"{name}({','.join(texts if ordered else sorted(texts))})"
+
+
+def _list_of_items(items: Iterator[object] | None) -> list[object] | None:
+    return None if items is None else list(items)
 
 
 def _array_text(value: torch.Tensor | NDArray[Any]) -> str | None:

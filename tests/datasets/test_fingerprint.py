@@ -711,3 +711,24 @@ def test_a_dataset_that_a_function_has_with_it_counts_as_its_cache_does(tmp_path
     words[0]
     assert mapped(words) == first
     assert mapped(loaderkit.open_cache(words.cache)) == first
+
+
+class Stream:
+    """An iterator, as ``itertools.count`` is: its class has a ``__next__`` too."""
+
+    def __init__(self, start):
+        self.start = start
+
+    def __next__(self):
+        raise AssertionError
+
+    def __reduce__(self):
+        return Stream, (self.start,)
+
+
+@pytest.mark.parametrize("hold", [with_closure, with_default, Scale])
+def test_an_iterator_that_code_holds_is_not_read(hold):
+    prints = [fingerprint_value(hold(Stream(start))) for start in (1, 1, 2)]
+
+    assert prints[0] == prints[1]
+    assert prints[0] != prints[2]
