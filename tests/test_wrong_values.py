@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import Constant
 
 import loaderkit
@@ -37,6 +37,7 @@ from loaderkit.errors import (
     CacheError,
     DatasetError,
     LoaderkitError,
+    NotChangeableError,
     OptionError,
     StepError,
 )
@@ -614,6 +615,30 @@ def test_extend_is_answered_with_a_call_of_extend(name, tmp_path, monkeypatch):
 def test_what_is_verified_is_named_by_a_path(given):
     with pytest.raises(OptionError, match="named by a path"):
         loaderkit.verify(given)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_device_that_is_not_here_lacks_a_build_or_a_driver(is_built, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: is_built)
+
+    with pytest.raises(OptionError) as raised:
+        build_loader(SAMPLES, "cuda", batch_size=2)
+
+    assert ("is built for cuda" in str(raised.value)) == is_built
+    assert ("install the build" in str(raised.value)) != is_built
+
+
+def test_the_columns_of_a_type_are_not_assigned_to(tmp_path):
+    graph = HeteroData(paper={"x": torch.ones(2, 1)})
+    papers = pack([graph] * 2, tmp_path / "a.lk", workers=0)["paper"]
+
+    with pytest.raises(NotChangeableError):
+        papers.x = torch.zeros(4, 1)
+    with pytest.raises(NotChangeableError):
+        papers["x"] = torch.zeros(4, 1)
+
+    assert papers.x.sum() == 4
 
 
 # ---- words
