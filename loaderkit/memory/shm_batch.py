@@ -43,6 +43,7 @@ from torch.utils.data._utils.collate import (
 )
 
 from loaderkit.errors import LoaderError
+from loaderkit.memory.reused_buffers import empty_tensor
 from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
@@ -554,7 +555,7 @@ def _copy_tensors_into(
 def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:
     tensors = []
     for slot in slots:
-        flat = torch.empty(math.prod(slot.shape), dtype=slot.dtype)
+        flat = empty_tensor((math.prod(slot.shape),), slot.dtype)
         if slot.nbytes:
             source = content[slot.start : slot.start + slot.nbytes]
             flat.view(torch.uint8).numpy()[:] = source

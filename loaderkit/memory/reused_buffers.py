@@ -1,0 +1,170 @@
+"""Memory for the large tensors of batches that is used again when they are gone.
+
+glibc's malloc gives a mapping of its own to a block of 128 KiB or more, until the first
+of them is freed.  From then on blocks of up to 32 MiB come from the heap (mallopt(3),
+M_MMAP_THRESHOLD).  torch asks for them by posix_memalign, which before glibc 2.38 needs
+a larger hole than the block that left it.  Batches are of about one size, and one is
+made while the last one is still held: so holes stay.  Measured with 7.7 MiB a batch, of
+which two live at once: 45 MiB of holes after 30 batches.
+
+Here each such tensor has a mapping of its own.  When nothing refers to the tensor any
+more, the mapping serves the next one of about its size: fresh pages take longer than
+the bytes that are written to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from numpy.typing import NDArray
+
+_LEAST_BYTES = 128 << 10
+_MOST_BYTES = 32 << 20
+"""Between these two malloc takes blocks from its heap."""
+_SIZES_A_DOUBLING = 8
+"""Mappings have few sizes, so that the next tensor has the same one.  Chosen: at most
+an eighth of a mapping is not used, and its pages are not touched."""
+_MOST_UNUSED_BYTES = 64 << 20
+"""What waits for the next batch has so many bytes together.  Chosen: two batches of 30
+MiB, the one that was dropped and one that was read ahead."""
+_MOST_IN_USE = 1_024
+"""Who keeps more tensors gets them from malloc: a process may have 65,530 mappings."""
+
+
+class ReusedBuffers:
+    """Mappings that are given out, and taken back when their tensor is gone.
+
+    Nobody ever waits for its lock.  The garbage collector may end a tensor in the
+    middle of another call, and a forked process may have a copy of a lock that is held
+    by a thread which it has not.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._returned: deque[mmap.mmap] = deque()
+        """What was given back while another call had the lock, too."""
+        self._unused: list[mmap.mmap] = []
+        """Those that were given back last come last."""
+        self._unused_bytes = 0
+        self._in_use = 0
+
+    @property
+    def unused_bytes(self) -> int:
+        """What waits for the next tensors."""
+        return self._unused_bytes
+
+    def take(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """Give memory that holds whatever it held before.
+
+        Args:
+            nbytes: How much.
+
+        Returns:
+            ``[nbytes]``, whose memory is given back when the last reference to it or to
+            a view of it goes; None where malloc is to be asked.
+        """
+        if not (_CAN_MAP and _LEAST_BYTES <= nbytes <= _MOST_BYTES):
+            return None
+        with self._locked() as is_locked:
+            if not is_locked or self._in_use >= _MOST_IN_USE:
+                return None
+            buffer = self._take_or_map(_round_up(nbytes))
+            if buffer is None:
+                return None
+            self._in_use += 1
+        array = np.frombuffer(buffer, np.uint8, count=nbytes)
+        weakref.finalize(array, self._give_back, buffer).atexit = False
+        return array
+
+    def clear(self) -> None:
+        """Return what is not used to the system."""
+        with self._locked() as is_locked:
+            if is_locked:
+                self._drop_oldest(self._unused_bytes)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Hold the lock if nobody has it; then what was given back is sorted in."""
+        is_locked = self._lock.acquire(blocking=False)
+        try:
+            if is_locked:
+                while self._returned:
+                    self._unused.append(self._returned.popleft())
+                    self._unused_bytes += len(self._unused[-1])
+                    self._in_use -= 1
+                self._drop_oldest(self._unused_bytes - _MOST_UNUSED_BYTES)
+            yield is_locked
+        finally:
+            if is_locked:
+                self._lock.release()
+
+    def _take_or_map(self, size: int) -> mmap.mmap | None:
+        # The last ones first, whose bytes are most likely in the processor's caches.
+        for place in reversed(range(len(self._unused))):
+            if len(self._unused[place]) == size:
+                self._unused_bytes -= size
+                return self._unused.pop(place)
+        # In place of some that fit nothing any more, so that they do not add up.
+        self._drop_oldest(size)
+        with contextlib.suppress(OSError):
+            return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return None
+
+    def _drop_oldest(self, nbytes: int) -> None:
+        """Unmap so much of what is not used, if there is so much."""
+        dropped_bytes = 0
+        while self._unused and dropped_bytes < nbytes:
+            dropped_bytes += len(self._unused.pop(0))
+        self._unused_bytes -= dropped_bytes
+
+    def _give_back(self, buffer: mmap.mmap) -> None:
+        self._returned.append(buffer)
+        with self._locked():
+            pass  # it is sorted in
+
+
+_CAN_MAP = hasattr(mmap, "MAP_PRIVATE")
+"""Not on Windows, whose heap has other habits."""
+REUSED_BUFFERS = ReusedBuffers()
+"""Those of this process."""
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor like ``torch.empty``, in memory that is used again if it is large.
+
+    Args:
+        shape: Its shape.
+        dtype: Of its numbers.
+
+    Returns:
+        A new contiguous tensor.  The storage of a large one cannot be resized, as that
+        of one which a worker of torch has sent.
+    """
+    import torch
+
+    array = REUSED_BUFFERS.take(math.prod(shape) * dtype.itemsize)
+    if array is None:
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(array).view(dtype).view(shape)
+
+
+def _round_up(nbytes: int) -> int:
+    """Round up to one of eight sizes between two powers of two.
+
+    >>> [_round_up(nbytes) >> 10 for nbytes in (128 << 10, 130 << 10, 257 << 10)]
+    [128, 144, 288]
+    """
+    step = (1 << (nbytes.bit_length() - 1)) // _SIZES_A_DOUBLING
+    return -(-nbytes // step) * step
