@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.loader.failures import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.memory.shm_batch import ReceivedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,13 +49,21 @@ class Delivery(NamedTuple):
     """A batch, and what the training process must know to resume after it."""
 
     batch: Any
-    """The batch as the loop will get it, a ``SharedBatch``, or an error."""
+    """The batch as the loop will get it, on its way there as a ``SharedBatch`` or a
+    ``ReceivedBatch``, or an error."""
     number: int
     """Number of the batch in the epoch; of an iterable dataset, of this worker's."""
     worker: int
     """Number of the worker that made it."""
     state: WorkerState | None
     """State of the worker after it; None if the dataset has no state."""
+
+
+def open_delivery(delivery: Delivery) -> Delivery:
+    """Put the batch of a delivery together that came in shared memory."""
+    if isinstance(delivery.batch, ReceivedBatch):
+        return delivery._replace(batch=delivery.batch.open())
+    return delivery
 
 
 @dataclass(frozen=True)

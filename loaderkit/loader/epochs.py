@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loaderkit.cache.download_ahead import DownloadAhead
 from loaderkit.dataset_protocol import ask_stored_rows
 from loaderkit.errors import CacheError
-from loaderkit.loader.delivery import SKIPPED, Delivery
+from loaderkit.loader.delivery import SKIPPED, Delivery, open_delivery
 from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.failures import Failure, LocalFailure
 from loaderkit.loader.read_ahead import ReadAhead
@@ -123,9 +123,13 @@ class LoaderEpoch(Iterator[Any]):
             self._deaths.watch()
 
         self._deliveries: Iterator[Delivery] = torch_iterator
+        if loader.num_workers:
+            # At once: a worker may fill the segment again when the next one is asked
+            # for.
+            self._deliveries = map(open_delivery, torch_iterator)
         depth = loader.plan.read_ahead.value
         if depth:
-            self._deliveries = ReadAhead(torch_iterator, depth)
+            self._deliveries = ReadAhead(self._deliveries, depth)
 
     def __iter__(self) -> LoaderEpoch:
         return self

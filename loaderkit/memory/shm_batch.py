@@ -3,13 +3,15 @@
 torch sends every tensor of a batch by itself: a file in /dev/shm, a descriptor, a
 socket with a handshake, a mapping each, some 20 for a batch of graphs.  A shared batch
 is one anonymous segment that is not in /dev/shm (a container's 64 MiB are no limit),
-opened by the receiver straight from the worker's descriptors.  The receiver copies the
-tensors out: what it keeps is its own, and costs no descriptor however many batches are
-kept.
+mapped by the receiver straight from the worker's descriptors.  When it is the batch's
+turn (``ReceivedBatch.open``), the receiver copies the tensors out: what it keeps is its
+own, and costs no descriptor however many batches are kept.  Until then a batch that
+came before its turn stays where it is: copied at once, it would be there twice.
 
-A worker has a few segments and fills them in turn, since fresh pages cost more than the
+A worker has a few segments and fills them again, since fresh pages cost more than the
 bytes in them (10 MiB: 5 ms fresh, 1 ms used again, either end).  A segment begins with
-the number of the batch in it, which the receiver looks at before and after it copies.
+the number of the batch in it, which the receiver looks at before and after it copies,
+and the number of the last one that was copied out, which the worker looks at.
 
 A batch of a cache is gathered straight into a segment (``filling_segments``).  Of any
 other the tensors are copied there.
@@ -26,6 +28,8 @@ import mmap
 import os
 import pickle
 import sys
+import time
+import weakref
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -41,6 +45,7 @@ from torch.utils.data._utils.collate import (
 from torch.utils.data._utils.collate import (
     default_collate_fn_map as collate_functions,
 )
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.errors import LoaderError
 from loaderkit.memory.reused_buffers import empty_tensor
@@ -52,9 +57,18 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 """Where a tensor begins in a segment: a line of a core's cache."""
 _HEADER_BYTES = 64
-"""The number of the batch, and then nothing up to the first tensor."""
+"""Two numbers of batches, and then nothing up to the first tensor."""
 _NUMBER_BYTES = 8
 """Numbers begin below 2**48 and rise by one: they never come again."""
+_SENT, _OPENED = 0, _NUMBER_BYTES
+"""Where the number of the batch in a segment is, and that of the last batch of it that
+the receiver does not need any more."""
+_OPENING_S = 1.0
+"""A worker that was asked for one more batch than it has segments waits so long for the
+receiver, which opens a batch next.  That takes 1 ms for 10 MiB, and longer where others
+use the processor: with 50 ms, at a load of 9, each worker soon had a segment more."""
+_LOOK_AGAIN_S = 0.0005
+"""How often it looks.  Chosen: half of what is waited for."""
 _INLINE_BYTES = 64 << 10
 """Smaller batches travel with the message itself: a pipe of Linux holds so much."""
 _SPARE_SHARE = 4
@@ -104,15 +118,21 @@ class _Segment(NamedTuple):
 
 
 class SegmentRing:
-    """The segments of one worker, filled in turn.
+    """The segments of one worker, each filled again when its batch was received.
 
     Args:
-        count: How many: batches that may be under way, with the one being written.
+        count: How many: batches that may be under way, with the one being written.  One
+            more is made where the receiver is late: torch asks for the next batch
+            before it gives the oldest, which is then still to be copied.
+        opening_s: So long it is waited for the receiver before that.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, opening_s: float = _OPENING_S) -> None:
         self._count = count
+        self._opening_s = opening_s
         self._segments: list[_Segment] = []
+        self._numbers: list[int] = []
+        """Of the batch that was sent in each segment; 0 if none was."""
         self._turn = 0
         self._reserved: torch.Tensor | None = None
         # A worker that is started anew may get the process number of one that ended:
@@ -120,7 +140,7 @@ class SegmentRing:
         self._last_number = int.from_bytes(os.urandom(6), "little")
 
     def put(self, total: int, fill: Callable[[Any], None]) -> SegmentRef:
-        """Fill the next segment.
+        """Fill a segment.
 
         Args:
             total: Bytes it must hold.
@@ -132,12 +152,13 @@ class SegmentRing:
         is_reserved = self._reserved is not None
         self._reserved = None
         if not is_reserved:
-            self._turn = (self._turn + 1) % self._count
+            self._turn = self._choose()
         # A segment that becomes larger keeps what was written to it.
         descriptor, memory = self._segment_of(self._turn, _HEADER_BYTES + total)
         if not is_reserved:
             self._write_next_number(memory)
         fill(memoryview(memory)[_HEADER_BYTES : _HEADER_BYTES + total])
+        self._numbers[self._turn] = self._last_number
         return SegmentRef(os.getpid(), descriptor, len(memory), self._last_number)
 
     def reserve(self, nbytes: int) -> torch.Tensor | None:
@@ -151,9 +172,10 @@ class SegmentRing:
         """
         if self._reserved is not None:
             return None
-        self._turn = (self._turn + 1) % self._count
+        self._turn = self._choose()
         memory = self._segment_of(self._turn, _HEADER_BYTES + nbytes).memory
         self._write_next_number(memory)
+        self._numbers[self._turn] = 0
         self._reserved = torch.frombuffer(
             memory, dtype=torch.uint8, count=nbytes, offset=_HEADER_BYTES
         )
@@ -168,13 +190,38 @@ class SegmentRing:
         """Begin another batch: what was reserved for the last one is not used."""
         self._reserved = None
 
+    def _choose(self) -> int:
+        """Choose the segment that is filled next: one that nobody needs, if any."""
+        turn = self._find_free()
+        if turn is None and len(self._segments) < self._count:
+            return len(self._segments)
+        deadline = time.monotonic() + self._opening_s
+        while turn is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_AGAIN_S)
+            turn = self._find_free()
+        if turn is not None:
+            return turn
+        if len(self._segments) <= self._count:
+            return len(self._segments)
+        # So many cannot be under way: the oldest was dropped without being received.
+        return self._numbers.index(min(self._numbers))
+
+    def _find_free(self) -> int | None:
+        for turn, (number, segment) in enumerate(
+            zip(self._numbers, self._segments, strict=True)
+        ):
+            if not number or _read_number(segment.memory, _OPENED) == number:
+                return turn
+        return None
+
     def _write_next_number(self, memory: mmap.mmap) -> None:
         # The number goes first: who reads the segment meanwhile sees that it changed.
         self._last_number += 1
-        _write_number(memory, self._last_number)
+        _write_number(memory, _SENT, self._last_number)
 
     def close(self) -> None:
         """Give the memory back; what has not been received is lost."""
+        self._numbers.clear()
         while self._segments:
             # Unmapped with the last tensor in it.
             os.close(self._segments.pop().descriptor)
@@ -186,6 +233,7 @@ class SegmentRing:
             os.ftruncate(descriptor, mmap.PAGESIZE)
             memory = mmap.mmap(descriptor, mmap.PAGESIZE)
             self._segments.append(_Segment(descriptor, memory))
+            self._numbers.append(0)
         segment = self._segments[turn]
         if len(segment.memory) < size:
             # The smaller mapping goes with the last tensor in it.
@@ -274,7 +322,7 @@ class SharedBatch:
         self.segment = segments.put(end, fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_batch, (self.pickled, self.slots, self.inline, self.segment)
+        return ReceivedBatch, (self.pickled, self.slots, self.inline, self.segment)
 
 
 def default_collate(samples: Any) -> Any:
@@ -471,29 +519,64 @@ def _end_of(slots: list[TensorSlot]) -> int:
     return last.start + aligned_lines * _ALIGNMENT
 
 
-def _open_batch(
-    pickled: bytes,
-    slots: list[TensorSlot],
-    inline: bytes | None,
-    segment: SegmentRef | None,
-) -> Any:
-    """Put the batch together again, in memory of its own."""
-    if segment is None:
-        tensors = _copy_tensors_from(np.frombuffer(inline or b"", np.uint8), slots)
-    else:
-        memory = _map_segment(segment)
-        content = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
-        tensors = _copy_tensors_from(content, slots)
-        # After the copy: what was written over meanwhile would be half of each batch.
-        if _read_number(memory) != segment.number:
-            message = "A batch was overwritten by a later one while it was received."
-            raise LoaderError(
-                message,
-                why="a worker ran further ahead than torch says",
-                fix="report this with your versions of torch and loaderkit; "
-                "num_workers=0",
+class ReceivedBatch:
+    """A batch that came from a worker, and is not put together yet.
+
+    Args:
+        pickled: The batch without its tensors.
+        slots: What they look like, and where they are.
+        inline: Their bytes, where they came with the message.
+        segment: Where they lie otherwise.
+    """
+
+    def __init__(
+        self,
+        pickled: bytes,
+        slots: list[TensorSlot],
+        inline: bytes | None,
+        segment: SegmentRef | None,
+    ) -> None:
+        self._pickled, self._slots, self._inline = pickled, slots, inline
+        self._number = 0
+        self._memory: mmap.mmap | None = None
+        if segment is not None:
+            # As long as the worker lives, who may end before the batch is opened.
+            self._memory = _map_segment(segment)
+            self._number = segment.number
+            # Of a batch that nobody opens, too: a loop was left.
+            free = weakref.finalize(
+                self, _write_number, self._memory, _OPENED, segment.number
             )
-    return _TensorUnpickler(io.BytesIO(pickled), tensors).load()
+            free.atexit = False
+            self._free = free
+
+    def open(self) -> Any:
+        """Put the batch together again, in memory of its own; once.
+
+        Raises:
+            LoaderError: Its segment was filled again.
+        """
+        if self._memory is None:
+            content = np.frombuffer(self._inline or b"", np.uint8)
+            tensors = _copy_tensors_from(content, self._slots)
+        else:
+            content = np.frombuffer(self._memory, np.uint8, offset=_HEADER_BYTES)
+            tensors = _copy_tensors_from(content, self._slots)
+            # After the copy: what was written over meanwhile would be half of each.
+            if _read_number(self._memory, _SENT) != self._number:
+                message = "A batch was overwritten by a later one before it was read."
+                raise LoaderError(
+                    message,
+                    why="a worker ran further ahead than torch says",
+                    fix="report this with your versions of torch and loaderkit; "
+                    "num_workers=0",
+                )
+            self._free()
+        return _TensorUnpickler(io.BytesIO(self._pickled), tensors).load()
+
+    def pin_memory(self) -> Any:
+        """Open it on torch's thread that pins what comes from workers."""
+        return pin_memory(self.open())  # type: ignore[no-untyped-call]
 
 
 _MAPPED_SEGMENTS: dict[tuple[int, int], mmap.mmap] = {}
@@ -520,7 +603,7 @@ def _map_segment(segment: SegmentRef) -> mmap.mmap:
         memory is not None
         and len(memory) == segment.size
         # Another process, or another descriptor, may have the numbers by now.
-        and _read_number(memory) == segment.number
+        and _read_number(memory, _SENT) == segment.number
     )
     if memory is None or not is_current:
         file = f"/proc/{segment.pid}/fd/{segment.descriptor}"
@@ -532,12 +615,12 @@ def _map_segment(segment: SegmentRef) -> mmap.mmap:
     return memory
 
 
-def _read_number(memory: mmap.mmap) -> int:
-    return int.from_bytes(memory[:_NUMBER_BYTES], "little")
+def _read_number(memory: mmap.mmap, place: int) -> int:
+    return int.from_bytes(memory[place : place + _NUMBER_BYTES], "little")
 
 
-def _write_number(memory: mmap.mmap, number: int) -> None:
-    memory[:_NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, "little")
+def _write_number(memory: mmap.mmap, place: int, number: int) -> None:
+    memory[place : place + _NUMBER_BYTES] = number.to_bytes(_NUMBER_BYTES, "little")
 
 
 def _copy_tensors_into(

@@ -144,6 +144,7 @@ def test_small_and_huge_tensors_and_the_thousandth_are_mallocs() -> None:
     assert sum(array is None for array in kept) == 1_100 - 1_024
 
 
+@pytest.mark.slow
 def test_release_returns_what_waits() -> None:
     tensor = empty_tensor((3 * MIB,), torch.uint8)
     gone = weakref.ref(tensor)
