@@ -6,6 +6,8 @@ from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, can_share_batch
 
 
 def send_batches(queue, works):
+    # As torch does in its workers: OpenMP's threads do not survive a fork.
+    torch.set_num_threads(1)
     works.put(can_share_batches())
     segments = SegmentRing(4)
     for number in range(3):
