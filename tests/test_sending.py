@@ -83,6 +83,9 @@ def test_what_is_said_not_to_arrive_is_what_does_not(name):
 
     assert bool(why_unsendable({"dataset": thing})) == fails_to_arrive(thing)
 
+    if isinstance(held, sqlite3.Connection):
+        held.close()  # from Python 3.13 on it warns otherwise
+
 
 def test_the_part_that_cannot_be_sent_is_named():
     part = types.SimpleNamespace(reader=types.SimpleNamespace(function=lambda: None))
