@@ -40,7 +40,11 @@ def succeeds(thing):
     names = {"thing": thing, "version": getattr(thing, "version", 1)}
     context = multiprocessing.get_context(METHOD)
     process = context.Process(target=exec, args=(CHECK, names))
-    process.start()
+    try:
+        process.start()
+    except OSError:
+        # From Python 3.14 on the fork server runs the file too, and may end by it.
+        return False
     process.join()
     return process.exitcode == 0
 
