@@ -17,7 +17,6 @@ from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.structure import Leaf
-from loaderkit.memory.reused_buffers import empty_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +73,7 @@ class BatchGather:
         self.room.take(math.prod(shape) * held_as.itemsize)
         if self.arena is not None:
             return self.arena.empty(shape, held_as)
-        return empty_tensor(shape, held_as)
+        return torch.empty(shape, dtype=held_as)
 
     def to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """Make a tensor of a small new array."""

@@ -13,7 +13,6 @@ from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
-from loaderkit.memory.reused_buffers import REUSED_BUFFERS
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes, format_seconds
 
@@ -54,7 +53,7 @@ class Released(HasCard):
 
 @suggest_keywords
 def release() -> Released:
-    """Collect garbage, then empty torch's caches on every device, then the host's.
+    """Collect garbage, then empty torch's caches on every device, then malloc's.
 
     The order matters: garbage still holds blocks that a cache could give back.
 
@@ -69,7 +68,6 @@ def release() -> Released:
         # A device that fails must not keep the others from giving back.
         with contextlib.suppress(*FAILURES):
             probe_of(device).empty()
-    REUSED_BUFFERS.clear()
     _trim_malloc()
     after = taken_bytes()
     returned_bytes = {

@@ -48,7 +48,6 @@ from torch.utils.data._utils.collate import (
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.errors import LoaderError
-from loaderkit.memory.reused_buffers import empty_tensor
 from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
@@ -638,7 +637,7 @@ def _copy_tensors_into(
 def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:
     tensors = []
     for slot in slots:
-        flat = empty_tensor((math.prod(slot.shape),), slot.dtype)
+        flat = torch.empty(math.prod(slot.shape), dtype=slot.dtype)
         if slot.nbytes:
             source = content[slot.start : slot.start + slot.nbytes]
             flat.view(torch.uint8).numpy()[:] = source
