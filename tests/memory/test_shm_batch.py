@@ -22,7 +22,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from loaderkit.datasets.owned_copy import shares_memory
 from loaderkit.errors import LoaderError
 from loaderkit.memory.process import quick_counters
-from loaderkit.memory.reused_buffers import REUSED_BUFFERS
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
@@ -262,7 +261,6 @@ def test_a_batch_is_not_copied_before_it_is_opened():
     segments = SegmentRing(1)
     batch = torch.rand(1_000, 1_000)
     message = bytes(ForkingPickler.dumps(SharedBatch(batch, segments)))
-    REUSED_BUFFERS.clear()
     before = anonymous_bytes()
 
     arrived = [pickle.loads(message) for _ in range(5)]
