@@ -511,11 +511,10 @@ def _state_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
         attributes that say nothing of the samples: None, which ``load`` may replace by
         something it opens, and absolute paths, since the raw data may move.
     """
-    is_code = isinstance(value, functools.partial | types.FunctionType)
-    is_code = is_code or isinstance(value, types.MethodType)
-    # A function that functools.lru_cache wraps.
-    is_code = is_code or _is_wrapper(value)
-    if is_code:
+    is_function = isinstance(
+        value, functools.partial | types.FunctionType | types.MethodType
+    )
+    if is_function or _is_wrapper(value):
         yield from _code_texts(value, visited)
         return
     if value is None or (isinstance(value, str | PurePath) and _is_path(str(value))):

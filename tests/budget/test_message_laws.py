@@ -323,20 +323,18 @@ LINES_BELOW = (
 )
 
 
-@pytest.mark.parametrize("above", LINES_ABOVE)
-def test_what_a_log_says_above_an_error_hides_nothing(above):
+@pytest.mark.parametrize(
+    ("form", "line"),
+    [
+        *(("{line}\n{error}", line) for line in LINES_ABOVE),
+        *(("{error}\n{line}", line) for line in LINES_BELOW),
+    ],
+)
+def test_what_a_log_says_beside_an_error_hides_nothing(form, line):
     for error in ERRORS:
-        text = f"{above}\n{error}"
+        text = form.format(line=line, error=error)
         assert read_message(text).is_oom == read_message(error).is_oom, text
-    assert read_message(above).is_oom is False
-
-
-@pytest.mark.parametrize("below", LINES_BELOW)
-def test_what_a_log_says_below_an_error_hides_nothing(below):
-    for error in ERRORS:
-        text = f"{error}\n{below}"
-        assert read_message(text).is_oom == read_message(error).is_oom, text
-    assert read_message(below).is_oom is False
+    assert read_message(line).is_oom is False
 
 
 def test_a_warning_that_speaks_of_memory_is_none_itself():
