@@ -32,7 +32,14 @@ from loaderkit.cache.columns import (
     ShardBuffer,
     write_fully,
 )
-from loaderkit.cache.durable import not_written, publish, remove, write_file, write_text
+from loaderkit.cache.durable import (
+    not_written,
+    publish,
+    remove,
+    sync_folder,
+    write_all,
+    write_file,
+)
 from loaderkit.cache.layout import (
     ALIGNMENT,
     WRITTEN_SUFFIX,
@@ -111,18 +118,20 @@ def write_shard(
         number: Which shard of the cache it is, from 0.
         compression: A name from ``filters()``; None maps the values instead.
         scratch: A folder of the same disk for what is not finished.
-        make_note: Makes the text that tells a later run of the shard.  It is on the
-            disk before the shard has its name, so that no shard lies about unknown.
+        make_note: Makes the text that tells a later run of the shard.  It stands in
+            ``scratch`` only where the shard stands in ``folder``.
 
     Returns:
         The description of the file for the manifest.
 
     Raises:
-        CacheError: A system call failed, such as on a full disk; nothing is left.
+        CacheError: A system call failed, such as on a full disk; what is left of the
+            shard is known, and deleted by the run that comes next.
     """
     # Several processes may be writing shards there, even this one.
     own_name = f"{number:05}-{uuid.uuid4().hex}"
     partial = scratch / f"{own_name}.partial"
+    note_partial = scratch / f"{own_name}-note.partial"
     layouts: list[Layout] = []
 
     def write(raw: BinaryIO) -> None:
@@ -140,17 +149,22 @@ def write_shard(
             arrays=layout.arrays,
             columns=layout.columns,
         )
-        # A task that is run again, with other samples than the first time, replaces the
-        # note: this still names the file that the first run wrote.
+        # This names the file to whoever tidies up: behind a process that is killed
+        # before the note stands, and where a later task's note replaces this one.
         (scratch / f"{file.name}{WRITTEN_SUFFIX}").touch()
-        note = scratch / f"{number:05}.json"
-        note_partial = scratch / f"{own_name}-note.partial"
-        write_text(note, make_note(shard), partial=note_partial)
+        note = make_note(shard)
+        write_file(note_partial, lambda raw: write_all(raw, note))
+        sync_folder(scratch)
         publish(partial, file)
+        # A task that is done again, since its worker died, trusts the note: so the
+        # note appears behind the file.  After a power cut it may be gone, and the
+        # shard is written again.
+        note_partial.replace(scratch / f"{number:05}.json")
     except OSError as error:
         # What went wrong counts, not that it could not be tidied up.
         with contextlib.suppress(OSError):
             remove(partial)
+            remove(note_partial)
         raise not_written(folder / f"shard {number}", error) from error
     return shard
 

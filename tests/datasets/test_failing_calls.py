@@ -3,6 +3,7 @@
 The long version tries them all: tests/soak/failing_calls.py.
 """
 
+import collections
 import errno
 import os
 import re
@@ -14,7 +15,16 @@ from dataclasses import replace
 import failing_calls
 import filelock
 import pytest
-from failing_calls import FOREVER, Action, Fault, Pack, Runner, broken_laws
+from failing_calls import (
+    FOREVER,
+    Action,
+    Fault,
+    Pack,
+    Runner,
+    Scenario,
+    broken_laws,
+    files_of,
+)
 from test_reliability import FORK, in_child
 
 from loaderkit import open_cache, pack
@@ -102,6 +112,30 @@ def test_what_libhdf5_cannot_read_back_is_an_error_of_the_disk(
         fault = Fault(Action.FAIL, errno.EIO, first=at, last=at)
         outcome, broken = broken_laws(runner, scenario, fault, 0, path)
         assert (outcome.status, outcome.hits, broken) == ("CacheError", 1, [])
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_done(
+    runner, tmp_path
+):
+    """Its task is done again, and finds notes of shards: each stands for a file."""
+    path = tmp_path / "c.lk"
+    pack = Pack(str(path), factor=2, workers=2, spans=2)
+    assert runner.run(pack).status == "ok"
+    new = failing_calls.samples_in_order(pack)
+    scenario = Scenario("stream", pack, None, files_of(path), None, new)
+    endings = collections.Counter()
+
+    for at in range(1, runner.run(pack, Fault(kinds="rename")).calls + 1):
+        fault = Fault(Action.KILL, first=at, last=at, kinds="rename")
+        outcome, broken = broken_laws(runner, scenario, fault, 2, path)
+        assert (outcome.hits, broken) == (1, [])
+        endings[outcome.status] += 1
+
+    # Of the packing process, and of workers: in each span two shards and their notes,
+    # and one shard that is numbered again.
+    assert endings["killed 9"] > 2
+    assert endings["ok"] >= 8
 
 
 def file_of_shard(line):
