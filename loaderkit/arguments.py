@@ -554,7 +554,8 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
         The value.
 
     Raises:
-        OptionError: It cannot be called, or not with that; or it is a class whose
+        OptionError: It cannot be called, or not with that; or it makes a generator or a
+            coroutine, whose code runs only when it is read; or it is a class whose
             instances are functions, such as a module of torch or a transform of PyG:
             calling that would make one.
     """
@@ -571,6 +572,7 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
         message = f"{name} cannot be called: {refused}."
         why = f"it is called with one argument, the {takes}"
         raise OptionError(message, why=why, fix=f"{name}={example}")
+    _refuse_deferred(name, value, takes)
     return value
 
 
@@ -626,20 +628,42 @@ def check_takes_nothing(name: str, function: Callable[..., Any]) -> None:
         raise OptionError(message, why=why, fix=f"lambda: {call}")
 
 
-def _refuse_deferred(name: str, function: Callable[..., Any]) -> None:
-    """Refuse a function whose call runs none of its code."""
+def _refuse_deferred(name: str, function: Callable[..., Any], takes: str = "") -> None:
+    """Refuse a function whose call runs none of its code.
+
+    Args:
+        name: The option.
+        function: What was given.
+        takes: The one thing that it is called with, in a word; empty for whatever it
+            needs.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of C, whose code runs when it is called
+        return
     called = _name_in_code(getattr(function, "__name__", ""), name)
+    given = takes or ", ".join(_names_without_default(parameters))
+    head = f"lambda {given}:" if given else "lambda:"
+    call = f"{called}({given})"
     if inspect.isgeneratorfunction(function):
-        result, fix = "a generator", f"lambda: list({called}())"
+        result, fix = "a generator", f"{head} list({call})"
     elif inspect.iscoroutinefunction(function):
-        result, fix = "a coroutine", f"lambda: asyncio.run({called}())"
+        result = "a coroutine"
+        fix = "\n".join([IMPORT_ASYNCIO, f"{head} asyncio.run({call})"])
     elif inspect.isasyncgenfunction(function):
         result = "an asynchronous generator"
-        fix = "lambda: asyncio.run(read_all())"
+        collected = f"{head} asyncio.run(read_all({call}))"
+        fix = "\n".join([IMPORT_ASYNCIO, DEFINE_READ_ALL, collected])
     else:
         return
     message = f"{name} must do its work when it is called, and gives {result}."
     raise OptionError(message, why="none of its code has run by then", fix=fix)
+
+
+IMPORT_ASYNCIO = "import asyncio"
+DEFINE_READ_ALL = "async def read_all(items): return [item async for item in items]"
+"""What a fix begins with that collects what is awaited item by item: Python has no
+function for it."""
 
 
 def _name_in_code(function_name: str, otherwise: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterable, Coroutine, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit.arguments import with_article
+from loaderkit.arguments import DEFINE_READ_ALL, IMPORT_ASYNCIO, with_article
 from loaderkit.pyg import import_pyg, is_pyg_data
 from loaderkit.units import count_of
 
@@ -26,6 +26,19 @@ class Mistake(NamedTuple):
     """Why it is no dataset."""
     instead: str
     """What to give, as code."""
+    preparation: tuple[str, ...] = ()
+    """Lines of code that stand before it."""
+
+    def fix(self, call: str) -> str:
+        """Write the fix.
+
+        Args:
+            call: What was called, with ``{}`` for what is to be given.
+
+        >>> Mistake("A generator.", "it is read once", "list(samples)").fix("pack({})")
+        'pack(list(samples))'
+        """
+        return "\n".join([*self.preparation, call.replace("{}", self.instead)])
 
 
 def mistaken_for_dataset(given: object) -> Mistake | None:
@@ -51,6 +64,13 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
         if isinstance(given, import_pyg().batch):
             return Mistake(what, "it is one batch", "batch.to_data_list()")
         return Mistake(what, "it is one graph", "[graph]")
+    if isinstance(given, AsyncIterable):
+        why = "its samples are awaited one by one, and what reads them does not wait"
+        preparation = (IMPORT_ASYNCIO, DEFINE_READ_ALL)
+        return Mistake(what, why, "asyncio.run(read_all(samples))", preparation)
+    if isinstance(given, Coroutine):
+        why = "it was not awaited"
+        return Mistake(what, why, "asyncio.run(coroutine)", (IMPORT_ASYNCIO,))
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
             return Mistake(what, why, instead)

@@ -1,6 +1,7 @@
 """What is no dataset is named by every function that takes one, with what to give."""
 
 import collections
+import collections.abc
 import itertools
 
 import numpy as np
@@ -27,6 +28,28 @@ from loaderkit.mistaken import mistaken_for_batch, mistaken_for_dataset
 GRAPH = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.long))
 MODEL = torch.nn.Linear(3, 2)
 
+
+async def _awaited():
+    yield 1
+    yield 2
+
+
+class _Coroutine(collections.abc.Coroutine):
+    """One that nobody needs to await: Python warns of its own."""
+
+    def send(self, _):
+        raise StopIteration([1, 2])
+
+    def throw(self, *error):
+        raise NotImplementedError(error)
+
+    def close(self):
+        pass
+
+    def __await__(self):
+        return self
+
+
 MISTAKES = {
     "one graph": (lambda: GRAPH, "it is one graph", "[graph]"),
     "typed graph": (HeteroData, "it is one graph", "[graph]"),
@@ -39,6 +62,8 @@ MISTAKES = {
     "set": (lambda: {1, 2}, "its order is not fixed", "sorted(samples)"),
     "iterator": (lambda: iter([GRAPH]), "only once", "list(samples)"),
     "generator": (lambda: (sample for sample in [1]), "only once", "list(samples)"),
+    "awaited generator": (lambda: _awaited(), "awaited", "run(read_all(samples))"),
+    "coroutine": (lambda: _Coroutine(), "not awaited", "asyncio.run(coroutine)"),
     "table": (lambda: pd.DataFrame({"a": [1]}), "its rows are not", 'dict("records")'),
 }
 CALLS = {
@@ -67,7 +92,21 @@ def test_what_is_no_dataset_is_named_with_what_to_give(tmp_path, name, call):
 
     assert why in caught.value.why
     assert instead in caught.value.fix
-    assert caught.value.fix.startswith(f"{call}(")
+    assert caught.value.fix.splitlines()[-1].startswith(f"{call}(")
+
+
+@pytest.mark.parametrize("given", [_awaited, _Coroutine])
+@pytest.mark.parametrize("call", ["pack", "build_loader"])
+def test_what_is_awaited_is_packed_as_the_fix_says(tmp_path, given, call):
+    with pytest.raises(LoaderkitError) as caught:
+        CALLS[call](given(), tmp_path / "c.lk")
+
+    *preparation, wanted = caught.value.fix.splitlines()
+    names = {"samples": given(), "coroutine": given(), "path": tmp_path / "c.lk"}
+    names |= {"pack": pack, "build_loader": build_loader}
+    exec("\n".join(preparation), names)
+
+    assert len(eval(wanted, names)) == 2
 
 
 @pytest.mark.parametrize("name", READ_ONCE)

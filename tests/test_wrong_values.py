@@ -163,15 +163,20 @@ def test_a_text_that_says_no_amount_is_answered_with_a_size(text):
     assert parse_bytes(raised.value.fix.strip("'")) > 0
 
 
+HAS_RUN = []
+
+
 def _generator():
+    HAS_RUN.append(True)
     yield
 
 
 async def _coroutine():
-    pass
+    HAS_RUN.append(True)
 
 
 async def _asynchronous_generator():
+    HAS_RUN.append(True)
     yield
 
 
@@ -179,7 +184,7 @@ DEFERRED = {
     "a generator": _generator,
     "a coroutine": _coroutine,
     "an asynchronous generator": _asynchronous_generator,
-    "a lambda": lambda: (yield),
+    "a lambda": lambda: HAS_RUN.append((yield)),
     "a partial": functools.partial(_generator),
 }
 
@@ -189,7 +194,41 @@ def test_a_function_whose_call_runs_none_of_its_code_is_refused(name):
     with pytest.raises(OptionError, match="none of its code has run") as raised:
         assert_no_leak(DEFERRED[name], epochs=8)
 
-    compile(raised.value.fix, "fix", "eval")
+    *preparation, wanted = raised.value.fix.splitlines()
+    names = {**globals(), "function": DEFERRED[name]}
+    exec("\n".join(preparation), names)
+    HAS_RUN.clear()
+    eval(wanted, names)()
+    assert HAS_RUN
+
+
+@pytest.mark.parametrize("option", ["transform", "collate_fn", "batch_transform"])
+def test_a_function_of_samples_that_is_awaited_is_refused(tmp_path, option):
+    async def double(samples):
+        return samples * 2
+
+    with pytest.raises(OptionError, match=f"{option} must do its work") as raised:
+        if option == "transform":
+            loaderkit.pack([1], tmp_path / "c.lk", workers=0).transform = double
+        else:
+            build_loader([1, 2], probe=False, **{option: double})
+
+    *preparation, wanted = raised.value.fix.splitlines()
+    names = {"double": double}
+    exec("\n".join(preparation), names)
+    assert eval(wanted, names)(2) == 4
+
+
+def test_a_load_that_is_awaited_is_refused(tmp_path):
+    class Awaited(loaderkit.SafeDataset):
+        def keys(self):
+            return range(2)
+
+        async def load(self, key):
+            return {"x": key}
+
+    with pytest.raises(loaderkit.errors.DatasetError, match="load is async"):
+        len(Awaited(cache=tmp_path / "c.lk"))
 
 
 def test_what_a_lambda_needs_is_answered_with_code():

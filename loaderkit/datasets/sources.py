@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import inspect
 import os
 import pickle
 import re
@@ -111,7 +112,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
 
     mistake = mistaken_for_dataset(source)
     if mistake is not None:
-        fix = f"pack({mistake.instead}, path)"
+        fix = mistake.fix("pack({}, path)")
         raise DatasetError(mistake.what, why=mistake.why, fix=fix)
 
     if isinstance(source, PtFolder | KeyedSource | MapSource):
@@ -353,6 +354,11 @@ def refuse_load(dataset: KeyedSamples) -> None:
         message = f"{type(dataset).__name__}.load cannot be called: {refused}."
         why = "it is called as load(key), once for each of keys()"
         raise DatasetError(message, why=why, fix="def load(self, key): return ...")
+    if inspect.iscoroutinefunction(dataset.load):
+        message = f"{type(dataset).__name__}.load is async, and nothing awaits it."
+        why = "each call makes a coroutine in place of a sample"
+        fix = "def load(self, key): return ..., with asyncio.run(coroutine) where it "
+        raise DatasetError(message, why=why, fix=f"{fix}waits for something")
 
 
 class KeyedSource:

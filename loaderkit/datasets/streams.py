@@ -190,7 +190,7 @@ class SpanSource(StreamSource):
                 f"{_name_of(self._function)}({span}, "
                 f"{self.span_count}) gave no samples. {mistake.what}"
             )
-            fix = f"return {mistake.instead}"
+            fix = mistake.fix("return {}")
             raise DatasetError(message, why=mistake.why, fix=fix)
         if hasattr(iterable, "__iter__"):
             return iter(iterable)

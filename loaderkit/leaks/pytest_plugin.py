@@ -133,10 +133,15 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 def _refuse_async(function: Any) -> None:
     if inspect.iscoroutinefunction(function):
         name = function.__name__
+        given = list(inspect.signature(function).parameters)
+        call = f"_{name}({', '.join(given)})"
+        if inspect.ismethod(function):
+            call, given = f"self.{call}", ["self", *given]
+        test = f"def {name}({', '.join(given)}): asyncio.run({call})"
         _fail(
             f"{MARK} cannot repeat an async test.",
             why="each call of it makes a coroutine, which nobody awaits here",
-            fix=f"def {name}(): asyncio.run({name}_once())",
+            fix=f"call it _{name}, and have it run by {test}",
         )
 
 

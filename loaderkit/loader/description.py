@@ -339,7 +339,7 @@ def _refuse_other_things(dataset: object) -> None:
     mistake = mistaken_for_dataset(dataset)
     if mistake is None:
         return
-    fix = f"build_loader({mistake.instead})"
+    fix = mistake.fix("build_loader({})")
     if isinstance(dataset, Iterator):
         fix += ", or an IterableDataset that makes a new one each epoch"
     raise OptionError(mistake.what, why=mistake.why, fix=fix)

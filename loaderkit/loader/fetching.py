@@ -12,6 +12,7 @@ from loaderkit.dataset_protocol import PaddedValues, as_cached, fill_padding
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
 from loaderkit.loader.failures import Failure
+from loaderkit.loader.missing_rows import error_of_missing_rows
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from loaderkit.dataset_protocol import IndexedSamples
     from loaderkit.loader.collating import Collate
     from loaderkit.loader.limits import LimitCheck
+    from loaderkit.loader.missing_rows import RowChooser
 
 _NOTHING_TO_FILL = contextlib.nullcontext()
 _MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"
@@ -276,6 +278,7 @@ class Fetching(Dataset[Any]):
             whichever worker makes it.
         limits: Compares the samples with the limits of a batch; None if their sizes
             are known.
+        chooser: The user's sampler that gives the rows; None where there is none.
     """
 
     def __init__(
@@ -285,11 +288,13 @@ class Fetching(Dataset[Any]):
         *,
         seeded: bool,
         limits: LimitCheck | None = None,
+        chooser: RowChooser | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.seeded = seeded
         self.limits = limits
+        self.chooser = chooser
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -317,9 +322,18 @@ class Fetching(Dataset[Any]):
     def _fetch_seeded(self, rows: Sequence[int]) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
         if seed is None:
-            return fetch(self.dataset, rows, self.collate, self.limits)
+            return self._fetch(rows)
         with Seeded(seed):
+            return self._fetch(rows)
+
+    def _fetch(self, rows: Sequence[int]) -> Any:
+        try:
             return fetch(self.dataset, rows, self.collate, self.limits)
+        except Exception as error:
+            by_sampler = error_of_missing_rows(self.chooser, self.dataset, rows, error)
+            if by_sampler is None:
+                raise
+            raise by_sampler from error.__cause__ or error
 
 
 def padded_to(batch: Any, length: int) -> Any:

@@ -25,6 +25,7 @@ from loaderkit.loader.delivery import DeliveryCollate, MapBatches, WorkerStart
 from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.iterables import IterableBatches
 from loaderkit.loader.resumable import IterationBatches
+from loaderkit.loader.user_batches import UserBatches
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
 
@@ -182,8 +183,13 @@ def _make_stand_in(
         # A state may have brought another seed than the loader was built with.
         rule = replace(setup.iterable, seed=seed % 2**63)
         return IterableBatches(outer.dataset, collate, rule, source.number, workers)
+    batches = setup.batches
     fetching = Fetching(
-        outer.dataset, collate, seeded=setup.seeded, limits=setup.limit_check
+        outer.dataset,
+        collate,
+        seeded=setup.seeded,
+        limits=setup.limit_check,
+        chooser=batches.chooser if isinstance(batches, UserBatches) else None,
     )
     return MapBatches(fetching, workers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,13 +40,24 @@ def name_of(dataset: object, row: Any) -> str:
         dataset: What is read.
         row: An integer, or whatever the user's sampler gives to the user's dataset.
     """
-    name = f"row {row:,}" if isinstance(row, int | np.integer) else f"row {row!r}"
+    name = _name_of_row(row)
     with contextlib.suppress(Exception):  # a name must not hide the error it is for
         source = source_row(dataset, row)
-        if isinstance(source.row, int | np.integer):
-            name = f"row {source.row:,}"
+        name = _name_of_row(source.row)
         return f"{source.dataset.key(source.row)!r} ({name})"
     return name
+
+
+def _name_of_row(row: Any) -> str:
+    """Name a row as a number, also one of numpy or torch; or as the user's key.
+
+    >>> _name_of_row(np.int64(1200)), _name_of_row("a.pt")
+    ('row 1,200', "row 'a.pt'")
+    """
+    try:
+        return f"row {operator.index(row):,}"
+    except TypeError:
+        return f"row {row!r}"
 
 
 def source_row(dataset: object, row: Any) -> SourceRow:

@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from loaderkit.errors import LoaderError, OptionError
+from loaderkit.loader.missing_rows import RowChooser
 from loaderkit.loader.ranks import RankShare, count_groups
 from loaderkit.loader.resumable import Position, SeededRows
 from loaderkit.loader.sampler_epochs import SamplerEpochs
@@ -37,7 +38,8 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loaderkit.loader.ranks import Ranks
+    from loaderkit.loader.missing_rows import RowChooser
+from loaderkit.loader.ranks import Ranks
 
 
 class UserBatches:
@@ -71,6 +73,8 @@ class UserBatches:
         self.seed = seed
         self.ranks = ranks
         self.name = type(sampler).__name__
+        option = "batch_sampler" if batch_size is None else "sampler"
+        self.chooser = RowChooser.of(sampler, option)
         self.shares_itself = _shares_rows(sampler, ranks)
         # The epoch that was begun last, and the state of the sampler before it.
         self._drawn_epoch = -1

@@ -21,21 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def error_about(what: str, error: Exception, fix: str) -> LoaderError:
+def error_about(
+    what: str, error: Exception, fix: str, *, why: str | None = None
+) -> LoaderError:
     """Make a LoaderError of an error of the user's code.
 
     Args:
         what: What could not be done; the text of the error is appended.
         error: The error that the user's code raised.
         fix: What the user can do.
+        why: The reason, where it is known; None says where the error was raised.
 
     Returns:
         A LoaderError to be raised from ``error``.  It is also of the type of ``error``
         and has its attributes.
     """
-    where = where_raised(error)
+    if why is None:
+        why = where_raised(error)
     what += f"{type(error).__name__}: {_text_of(error)}"
-    return _build_error(ErrorContent.of(error), what, where, fix)
+    return _build_error(ErrorContent.of(error), what, why, fix)
 
 
 @dataclass(frozen=True)

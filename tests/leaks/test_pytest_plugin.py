@@ -121,7 +121,7 @@ def test_wrong_use_is_told(pytester):
             "*leak_free got epoch.",
             "  fix: did you mean epochs[?]",
             "*cannot repeat an async test*",
-            "  fix: def test_async(): asyncio.run(test_async_once())",
+            "  fix: *def test_async(): asyncio.run(_test_async())",
             "*assert 1 == 2*",
             "*more memory is used than the limit allows*",
             "*tolerance must be a size such as '256 MiB', got '64 kittens'*",

@@ -287,7 +287,7 @@ def _count_checked(dataset: Any) -> int:
     """Count the samples; refuse what is no dataset, or an empty one."""
     mistake = mistaken_for_dataset(dataset)
     if mistake is not None:
-        fix = f"plan_batch(model, {mistake.instead}, device)"
+        fix = mistake.fix("plan_batch(model, {}, device)")
         raise OptionError(mistake.what, why=mistake.why, fix=fix)
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:

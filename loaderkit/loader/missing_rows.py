@@ -1,0 +1,132 @@
+"""Rows that a user's sampler gave and the dataset does not have, in words.
+
+A sampler that was made for another dataset gives them: a longer one, one before it was
+filtered, the rows of a split.  Whether a row is there is for the dataset to say, which
+may take other numbers than those of its length; so this is asked once reading has
+failed.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.arguments import kind_of, with_article
+from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.loader.stateful import length_of
+from loaderkit.loader.users_errors import error_about
+from loaderkit.units import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MADE_OF_A_DATASET = ("data_source", "dataset")
+"""Attributes under which samplers of torch and of others keep what they were given."""
+
+
+@dataclass(frozen=True)
+class RowChooser:
+    """A user's sampler, as an error about its rows names it."""
+
+    option: str
+    """The option that it was given as: "sampler" or "batch_sampler"."""
+    name: str
+    """Its class, and that of a sampler within it."""
+    origin: str
+    """For which samples it was made, or how many rows it gives; empty if unknown."""
+    for_dataset: str = ""
+    """How it is made for the dataset, as code; empty where it takes no dataset."""
+
+    @classmethod
+    def of(cls, sampler: object, option: str) -> RowChooser:
+        """Describe a sampler by what it shows; nothing is drawn from it.
+
+        Args:
+            sampler: The user's.
+            option: What it was given as.
+        """
+        name = type(sampler).__name__
+        inner = getattr(sampler, "sampler", None)
+        chooser = sampler if inner is None else inner
+        within = "" if inner is None else f" of {kind_of(inner)}"
+        origin = _samples_it_was_made_for(chooser)
+        if origin is not None:
+            code = f"{type(chooser).__name__}(dataset)"
+            code = code if inner is None else f"{name}({code}, ...)"
+            return cls(option, name + within, origin, f"{option}={code}")
+        return cls(option, name + within, _rows_it_has(chooser, option))
+
+
+def _samples_it_was_made_for(sampler: object) -> str | None:
+    for attribute in _MADE_OF_A_DATASET:
+        samples = length_of(getattr(sampler, attribute, None))
+        if samples is not None:
+            return f"it was made for a dataset of {count_of(samples, 'samples')}"
+    return None
+
+
+def _rows_it_has(sampler: object, option: str) -> str:
+    weights = length_of(getattr(sampler, "weights", None))
+    if weights is not None:
+        return f"it has {count_of(weights, 'weights')}, one for each sample"
+    indices = length_of(getattr(sampler, "indices", None))
+    if indices is not None:
+        return f"it was made of {count_of(indices, 'rows')}"
+    count = length_of(sampler)
+    what = "batches" if option == "batch_sampler" else "rows"
+    return "" if count is None else f"it gives {count_of(count, what)} an epoch"
+
+
+def error_of_missing_rows(
+    chooser: RowChooser | None, dataset: object, rows: Sequence[Any], error: Exception
+) -> Exception | None:
+    """Tell an error of reading by the sampler that gave a row which is not there.
+
+    Args:
+        chooser: Who gave the rows; None where it was no sampler of the user's.
+        dataset: What was read.
+        rows: The rows of the batch.
+        error: What reading them raised: one of ours, with the user's as its cause.
+
+    Returns:
+        The error to raise in its place, from it; of the same type to those who catch
+        it.  None where it is about something else.
+    """
+    samples = length_of(dataset)
+    if chooser is None or samples is None:
+        return None
+    users_error = error
+    is_about_users = isinstance(error, LoaderError)
+    if is_about_users and isinstance(error.__cause__, Exception):
+        users_error = error.__cause__
+    if not isinstance(users_error, LookupError):
+        return None
+    missing = next((row for row in rows if _is_missing(row, samples)), None)
+    if missing is None:
+        return None
+
+    what = f"The {chooser.option}, {_with_article(chooser.name)}, gave row "
+    what += f"{operator.index(missing):,} of a dataset of "
+    what += f"{count_of(samples, 'samples')}"
+    why = chooser.origin or "it was probably made for another dataset"
+    fix = chooser.for_dataset
+    if not fix:
+        fix = f"make it anew for this dataset, with rows from 0 to {samples - 1:,}"
+    if isinstance(users_error, LoaderkitError):
+        return type(users_error)(f"{what}.", why=why, fix=fix)
+    return error_about(f"{what}: ", users_error, fix, why=why)
+
+
+def _is_missing(row: object, samples: int) -> bool:
+    """Tell whether a row is a number outside of a dataset; keys of others are not."""
+    try:
+        number = operator.index(row)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not -samples <= number < samples
+
+
+def _with_article(name: str) -> str:
+    article_and_name = with_article(name)
+    return article_and_name[0].lower() + article_and_name[1:]
