@@ -207,11 +207,16 @@ def test_a_function_of_samples_that_is_awaited_is_refused(tmp_path, option):
     async def double(samples):
         return samples * 2
 
+    loaderkit.pack([1], tmp_path / "c.lk", workers=0)
+    calls = {
+        "transform": lambda: loaderkit.open_cache(tmp_path / "c.lk", transform=double)
+    }
+    for name in ("collate_fn", "batch_transform"):
+        calls[name] = functools.partial(
+            build_loader, [1], probe=False, **{name: double}
+        )
     with pytest.raises(OptionError, match=f"{option} must do its work") as raised:
-        if option == "transform":
-            loaderkit.pack([1], tmp_path / "c.lk", workers=0).transform = double
-        else:
-            build_loader([1, 2], probe=False, **{option: double})
+        calls[option]()
 
     *preparation, wanted = raised.value.fix.splitlines()
     names = {"double": double}

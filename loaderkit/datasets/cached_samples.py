@@ -16,6 +16,7 @@ from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.store import Store
 from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
+from loaderkit.datasets.fingerprint import key_in_code
 from loaderkit.datasets.freshness import check_fresh
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.packing import Packed, has_cache, pack_source
@@ -99,7 +100,7 @@ class CachedSamples(Generic[T]):
         Raises:
             NotImplementedError: The subclass does not say.
         """
-        message = f"{type(self).__name__} must say how {key!r} is made."
+        message = f"{type(self).__name__} must say how {key_in_code(key)} is made."
         why = "it has no load(key), and no cache"
         fix = "def load(self, key): return ..."
         raise MissingMethodError(message, why=why, fix=fix)

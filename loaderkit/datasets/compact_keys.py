@@ -8,7 +8,7 @@ into 60 MB in every worker, page by page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
@@ -27,7 +27,8 @@ def compact_keys(keys: Iterable[Any]) -> Sequence[Any]:
         keys: Keys of any kind, in order.
 
     Returns:
-        The same keys.  Texts, and integers of up to 64 bits, are made anew each time.
+        The same keys.  Texts, integers of up to 64 bits, and numbers of an array of
+        numpy are made anew each time.
 
     >>> list(compact_keys(["a", "bc"])), list(compact_keys([3, -1]))
     (['a', 'bc'], [3, -1])
@@ -36,6 +37,8 @@ def compact_keys(keys: Iterable[Any]) -> Sequence[Any]:
     """
     if type(keys) is range:
         return keys
+    if type(keys) is np.ndarray and keys.ndim == 1 and keys.dtype.kind != "O":
+        return cast("Sequence[Any]", keys.copy())
     as_list = list(keys)
     kinds = set(map(type, as_list))
     if kinds == {str}:

@@ -23,6 +23,7 @@ from loaderkit.datasets.columns import (
     join_graph_column,
     join_labels,
 )
+from loaderkit.datasets.fingerprint import key_in_code
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sample_reading import is_ours
@@ -346,7 +347,9 @@ class GraphDataset(BaseDataset[T]):
         graph = self.load(key)
         if is_pyg_data(graph):
             return graph
-        message = f"load({key!r}) returned a {type(graph).__name__}, not a graph."
+        message = (
+            f"load({key_in_code(key)}) returned a {type(graph).__name__}, not a graph."
+        )
         fix = "return torch_geometric.data.Data, or subclass SafeDataset instead"
         raise DatasetError(message, why="SafeGraphDataset holds PyG graphs", fix=fix)
 

@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.datasets.cached_samples import CachedSamples
 from loaderkit.datasets.decode import decode
+from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import UnlikeShapesError, leaf_reader
 from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
@@ -102,7 +103,7 @@ class SampleReading(CachedSamples[T]):
         """Name the sample of a row, as it was called when it was packed."""
         at = self._row_in_cache(one_row(row, len(self)))
         if self.cache is None:
-            return str(self._list_keys()[at])
+            return key_text(self._list_keys()[at])
         store = self._open_cache().store
         shard, sample = store.locate(at)
         return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())

@@ -7,7 +7,6 @@ import contextlib
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ def name_of(dataset: object, row: Any) -> str:
 def _name_of_row(row: Any) -> str:
     """Name a row as a number, also one of numpy or torch; or as the user's key.
 
+    >>> import numpy as np
     >>> _name_of_row(np.int64(1200)), _name_of_row("a.pt")
     ('row 1,200', "row 'a.pt'")
     """

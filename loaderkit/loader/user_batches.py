@@ -38,7 +38,6 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from loaderkit.loader.missing_rows import RowChooser
 from loaderkit.loader.ranks import Ranks
 
 

@@ -396,7 +396,10 @@ def _as_name(path: str) -> str:
     return path.lstrip(".")
 
 
-def _short_key(key: object) -> str:
+def _short_key(key: Any) -> str:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and is_a(key, numpy.generic):
+        key = key.item()  # numpy would write np.int64(3)
     if is_a(key, (str, int, float, bool, bytes, type(None))):
         text = repr(key)
         return text if len(text) <= _KEY_LENGTH else text[: _KEY_LENGTH - 3] + "..."

@@ -1,0 +1,163 @@
+"""Keys are named as the plain values that they stand for, whatever made them."""
+
+from __future__ import annotations
+
+import collections
+import enum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import loaderkit
+from loaderkit.cli.main import main
+from loaderkit.datasets.fingerprint import fingerprint_of, key_in_code, key_text
+from loaderkit.datasets.pack_options import PackOptions
+from loaderkit.errors import DatasetError
+
+
+class _Color(enum.Enum):
+    RED = 1
+
+
+class _Number(enum.IntEnum):
+    THREE = 3
+
+
+class _Word(str, enum.Enum):
+    A = "a"
+
+
+_Pair = collections.namedtuple("_Pair", "name number")  # noqa: PYI024 -- of a user
+
+_NUMBERS = {
+    code: np.dtype(code).type(1)
+    for code in (*np.typecodes["AllInteger"], "e", "f", "d", "?", "F", "D")
+}
+"""A scalar of every type of numpy that Python has a type for."""
+_PLAIN: dict[str, tuple[Any, Any]] = {
+    **{f"numpy {code}": (value, value.item()) for code, value in _NUMBERS.items()},
+    "numpy text": (np.str_("a b"), "a b"),
+    "numpy bytes": (np.bytes_(b"a"), b"a"),
+    "torch integer": (torch.tensor(3), 3),
+    "torch float": (torch.tensor(0.5, dtype=torch.float16), 0.5),
+    "torch bool": (torch.tensor(True), True),
+    "row of an array": (np.array([1, 2]), [1, 2]),
+    "row of a tensor": (torch.tensor([1, 2]), [1, 2]),
+    "tuple": ((np.int64(1), "a"), (1, "a")),
+    "tuple of one": ((np.int64(1),), (1,)),
+    "empty tuple": ((), ()),
+    "nested": (((np.int8(1), torch.tensor(2)), np.str_("a")), ((1, 2), "a")),
+    "named tuple": (_Pair("a", np.int64(3)), _Pair("a", 3)),
+    "list": ([np.float32(0.5)], [0.5]),
+    "bytes": (b"a", b"a"),
+    "enum": (_Color.RED, _Color.RED),
+    "number of an enum": (_Number.THREE, _Number.THREE),
+    "word of an enum": (_Word.A, "a"),
+    "none": (None, None),
+    "frozen set": (frozenset({np.int64(3)}), frozenset({3})),
+}
+_FOREIGN = ("np.", "tensor(", "array(", "dtype")
+"""What the writing of another library would be known by."""
+
+
+_ONE_PROCESS = PackOptions(workers=0)
+
+
+class _Keyed(loaderkit.SafeDataset):
+    def __init__(self, *keys: Any, fails: bool = False, **options: Any) -> None:
+        self.names = list(keys)
+        self.fails = fails
+        super().__init__(**options)
+
+    def keys(self) -> list[Any]:
+        return self.names
+
+    def load(self, key: Any) -> Any:  # noqa: ARG002 -- all are alike
+        if self.fails:
+            raise ValueError
+        return {"x": torch.ones(2)}
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_key_is_written_as_the_plain_value(name: str) -> None:
+    key, plain = _PLAIN[name]
+
+    assert key_in_code(key) == repr(plain)
+    assert key_text(key) == (plain if isinstance(plain, str) else repr(plain))
+    assert type(key_text(key)) is str
+
+
+@pytest.mark.parametrize("name", _PLAIN)
+def test_a_cache_of_plain_keys_is_one_of_these_keys_too(name: str) -> None:
+    key, plain = _PLAIN[name]
+
+    assert fingerprint_of(print, [key]) == fingerprint_of(print, [plain])
+
+
+def test_a_cache_names_its_samples_by_plain_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = [key for key, _ in _PLAIN.values()]
+    dataset = _Keyed(*keys, cache=tmp_path / "data.lk", packing=_ONE_PROCESS)
+
+    rows = range(len(dataset))
+    assert [dataset.key(row) for row in rows] == list(map(key_text, keys))
+    assert [_Keyed(*keys).key(row) for row in rows] == list(map(key_text, keys))
+    main(["inspect", str(tmp_path / "data.lk")])
+    assert not any(word in capsys.readouterr().out for word in _FOREIGN)
+
+
+@pytest.mark.parametrize(
+    "name", ["numpy i", "numpy text", "torch float", "nested", "word of an enum"]
+)
+def test_an_error_names_a_sample_by_the_plain_value(tmp_path: Path, name: str) -> None:
+    key, _ = _PLAIN[name]
+    failing = _Keyed(key, fails=True, cache=tmp_path / "b.lk", packing=_ONE_PROCESS)
+
+    with pytest.raises(DatasetError) as caught:
+        failing[0]
+
+    assert f"Sample {key_text(key)!r} (row 0" in caught.value.what
+    assert not any(word in str(caught.value) for word in _FOREIGN)
+
+
+def test_times_are_written_as_numpy_writes_them() -> None:
+    assert key_text(np.datetime64("2020-01-01T00:00:00.000000001")) == (
+        "'2020-01-01T00:00:00.000000001'"
+    )
+    assert key_text(np.timedelta64(3, "ns")) == "'3 nanoseconds'"
+
+
+def test_a_path_is_written_as_posix_does() -> None:
+    assert key_text(PurePosixPath("a/b.pt")) == "a/b.pt"
+
+
+def test_keys_of_one_text_and_another_type_differ() -> None:
+    texts = fingerprint_of(print, ["1"])
+
+    assert fingerprint_of(print, [1]) != texts
+    assert fingerprint_of(print, [np.int64(1)]) != texts
+    assert fingerprint_of(print, [(1,)]) != fingerprint_of(print, [[1]])
+
+
+def test_an_array_of_keys_is_kept_as_an_array(tmp_path: Path) -> None:
+    class Rows(_Keyed):
+        def keys(self) -> Any:
+            return np.arange(3)
+
+        def load(self, key: Any) -> Any:
+            return {"x": torch.tensor(int(key)), "type": type(key).__name__}
+
+    rows = Rows(cache=tmp_path / "data.lk", packing=_ONE_PROCESS)
+
+    assert [rows.key(row) for row in range(3)] == ["0", "1", "2"]
+    assert rows[2] == {"x": torch.tensor(2), "type": "int64"}
+
+
+def test_a_set_of_texts_is_written_alike_in_every_process() -> None:
+    written = ", ".join(map(repr, "abcdefgh"))
+
+    assert key_text(frozenset("hgfedcba")) == f"frozenset({{{written}}})"
