@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
+from loaderkit.fixes import Either, Setting
 from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ def refuse_value(name: str, value: object, wanted: str, example: object) -> Opti
         why = "it does not read as one"
     else:
         why = "it is out of range"
-    return OptionError(message, why=why, fix=f"{name}={example!r}")
+    return OptionError(message, why=why, fix=Setting(name, example))
 
 
 def with_article(name: str) -> str:
@@ -536,7 +537,7 @@ def check_choice(
     wanted = " or ".join([", ".join(words_for_choices[:-1]), words_for_choices[-1]])
     refused = refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
     if isinstance(value, str):
-        raise OptionError(refused.what, why="it is none of them", fix=refused.fix)
+        raise OptionError(refused.what, why="it is none of them", fix=refused.advice)
     raise refused
 
 
@@ -562,7 +563,7 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
     if not callable(value):
         message = f"{name} must be a function, got {show_value(value)}."
         why = f"its type, {type(value).__name__}, cannot be called"
-        raise OptionError(message, why=why, fix=f"{name}={example}")
+        raise OptionError(message, why=why, fix=Setting(name, code=example))
     if isinstance(value, type) and any("__call__" in vars(k) for k in value.__mro__):
         message = f"{name} must be a function, got the class {value.__name__}."
         why = "its instances can be called as one; the class was not called yet"
@@ -571,7 +572,7 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
     if refused is not None:
         message = f"{name} cannot be called: {refused}."
         why = f"it is called with one argument, the {takes}"
-        raise OptionError(message, why=why, fix=f"{name}={example}")
+        raise OptionError(message, why=why, fix=Setting(name, code=example))
     _refuse_deferred(name, value, takes)
     return value
 
@@ -708,7 +709,7 @@ def refuse_home(path: object) -> None:
     if isinstance(path, str) and re.match(r"~[\w.-]*([/\\]|$)", path):
         message = f"A path begins with the home folder: {path!r}."
         why = "only a shell reads ~ so; Python would make a folder of that name"
-        fix = f"os.path.expanduser({path!r})"
+        fix = Either(f"os.path.expanduser({path!r})", f"without quotes: {path}")
         raise OptionError(message, why=why, fix=fix)
 
 

@@ -29,7 +29,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import FrozenInstanceError
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from loaderkit.fixes import Fix
+
+if TYPE_CHECKING:
+    from loaderkit.fixes import Dialect, Part
 
 
 class LoaderkitError(Exception):
@@ -39,13 +44,22 @@ class LoaderkitError(Exception):
     exception as ``type(error)(message)``.
     """
 
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        self.what, self.why, self.fix = what, why, fix
-        parts = [what, why and f"  why: {why}", fix and f"  fix: {fix}"]
+    advice = Fix()
+    """The fix in parts, for who writes it for users that called something else."""
+
+    def __init__(self, what: str, *, why: str = "", fix: Part | Fix = "") -> None:
+        self.what, self.why, self.fix = what, why, str(fix)
+        self.advice = Fix.of(fix)
+        parts = [what, why and f"  why: {why}", self.fix and f"  fix: {self.fix}"]
         super().__init__("\n".join(filter(None, parts)))
 
+    def fix_in(self, dialect: Dialect) -> str:
+        """Write the fix as the users of a dialect would."""
+        # An error that was built from the user's own has its text alone.
+        return self.advice.text(dialect) if self.advice.parts else self.fix
+
     def __reduce__(self) -> tuple[Any, ...]:
-        again = functools.partial(type(self), self.what, why=self.why, fix=self.fix)
+        again = functools.partial(type(self), self.what, why=self.why, fix=self.advice)
         notes = getattr(self, "__notes__", None)  # Python 3.11: add_note
         return (again, ()) if notes is None else (again, (), {"__notes__": notes})
 

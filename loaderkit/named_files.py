@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from loaderkit.arguments import check_path, kind_of, show_value
 from loaderkit.errors import NotWrittenError, OptionError
+from loaderkit.fixes import Either
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,14 +44,15 @@ def _not_written(file: Path, error: OSError) -> NotWrittenError:
     """Say why a file cannot be written, and what would make it so."""
     folder = str(file.parent)
     why = error.strerror or str(error)
-    fix = "name a file in a folder that you may write to"
+    fix: str | Either = "name a file in a folder that you may write to"
     if file.is_dir():
         why, fix = "it is a folder", f"name a file in it: {str(file / 'report.html')!r}"
     elif file.parent.exists() and not file.parent.is_dir():
         why = f"{folder} is a file, and no folder"
     elif not file.parent.exists():
         why = f"there is no folder {folder}"
-        fix = f"pathlib.Path({folder!r}).mkdir(parents=True)"
+        code = f"pathlib.Path({folder!r}).mkdir(parents=True)"
+        fix = Either(code, f"mkdir -p {shlex.quote(folder)}")
     refusal = NotWrittenError(f"{file} cannot be written.", why=why, fix=fix)
     refusal.errno, refusal.strerror = error.errno, error.strerror
     refusal.filename = str(file)

@@ -19,10 +19,13 @@ from loaderkit import (
     assert_no_leak,
     build_loader,
     estimate_step,
+    extend,
     pack,
     plan_batch,
 )
-from loaderkit.errors import LoaderkitError, OptionError
+from loaderkit.datasets.concat import said_for_extend
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError
+from loaderkit.fixes import Fix, Pack
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_dataset
 
 GRAPH = Data(x=torch.ones(2, 3), edge_index=torch.zeros(2, 1, dtype=torch.long))
@@ -66,8 +69,15 @@ MISTAKES = {
     "coroutine": (lambda: _Coroutine(), "not awaited", "asyncio.run(coroutine)"),
     "table": (lambda: pd.DataFrame({"a": [1]}), "its rows are not", 'dict("records")'),
 }
+
+
+def _cache_beside(path):
+    return pack([0, 3], path.with_suffix(".first.lk"), workers=0, overwrite=True)
+
+
 CALLS = {
     "pack": lambda given, path: pack(given, path, workers=0),
+    "extend": lambda given, path: extend(_cache_beside(path), given, workers=0),
     "build_loader": lambda given, _: build_loader(given, probe=False),
     "plan_batch": lambda given, _: plan_batch(MODEL, given, "cpu", limit="1GiB"),
 }
@@ -81,7 +91,7 @@ READ_ONCE = ("iterator", "generator")
     [
         (name, call)
         for name, call in itertools.product(MISTAKES, CALLS)
-        if not (call == "pack" and name in READ_ONCE)
+        if not (call in {"pack", "extend"} and name in READ_ONCE)
     ],
 )
 def test_what_is_no_dataset_is_named_with_what_to_give(tmp_path, name, call):
@@ -93,20 +103,65 @@ def test_what_is_no_dataset_is_named_with_what_to_give(tmp_path, name, call):
     assert why in caught.value.why
     assert instead in caught.value.fix
     assert caught.value.fix.splitlines()[-1].startswith(f"{call}(")
+    assert call == "pack" or "pack(" not in caught.value.fix
 
 
 @pytest.mark.parametrize("given", [_awaited, _Coroutine])
-@pytest.mark.parametrize("call", ["pack", "build_loader"])
+@pytest.mark.parametrize("call", ["pack", "extend", "build_loader"])
 def test_what_is_awaited_is_packed_as_the_fix_says(tmp_path, given, call):
     with pytest.raises(LoaderkitError) as caught:
         CALLS[call](given(), tmp_path / "c.lk")
 
     *preparation, wanted = caught.value.fix.splitlines()
     names = {"samples": given(), "coroutine": given(), "path": tmp_path / "c.lk"}
-    names |= {"pack": pack, "build_loader": build_loader}
+    names |= {"pack": pack, "build_loader": build_loader, "extend": extend}
+    names["cache"] = _cache_beside(tmp_path / "c.lk")
     exec("\n".join(preparation), names)
 
-    assert len(eval(wanted, names)) == 2
+    samples_before = 2 if call == "extend" else 0
+    assert len(eval(wanted, names)) - samples_before == 2
+
+
+class _FilesError(DatasetError):
+    """One of a user's own, below ours."""
+
+
+def test_an_error_of_what_is_added_stays_what_it_is(tmp_path):
+    error = _FilesError("not here", why="it is listed", fix=Pack("[sample]"))
+
+    class Reads:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, row):
+            raise error
+
+    with pytest.raises(DatasetError, match="not here") as packed:
+        pack(Reads(), tmp_path / "a.lk", workers=0)
+    with pytest.raises(type(packed.value), match="not here") as extended:
+        extend(_cache_beside(tmp_path / "c.lk"), Reads(), workers=0)
+
+    assert packed.value.fix == "pack([sample], path)"
+    assert extended.value.fix == "extend(cache, [sample])"
+    assert type(extended.value.__cause__) is type(packed.value.__cause__) is _FilesError
+
+
+def test_a_fix_is_said_for_extend_by_an_error_of_the_same_class():
+    error = _FilesError("not here", why="x", fix=Fix.of("or ", Pack("[1]"), ", or ask"))
+    error.__cause__ = ValueError("first")
+    notes = ["one", "two"] if hasattr(error, "add_note") else []  # Python 3.11
+    for note in notes:
+        error.add_note(note)
+
+    said = said_for_extend(error)
+
+    assert type(said) is _FilesError
+    assert said.fix == "or extend(cache, [1]), or ask"
+    assert said.__cause__ is error.__cause__
+    assert getattr(said, "__notes__", []) == notes
+    assert said_for_extend(DatasetError("x", why="y", fix="pack(a, b)")).fix == (
+        "pack(a, b)"
+    )
 
 
 @pytest.mark.parametrize("name", READ_ONCE)

@@ -23,6 +23,7 @@ from loaderkit.cache.address_space import map_whole_file
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.fixes import PACK_AGAIN, Fix, Open, Pack, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.layout import ShardFile
     from loaderkit.cache.manifest import Manifest, SourceFiles
     from loaderkit.cache.shard_table import ShardTable
+    from loaderkit.fixes import Part
 
 _HASH_BYTES = 256 << 10
 """Bytes that are read and hashed at a time.  Chosen: they fit the cache of a CPU core.
@@ -40,7 +42,7 @@ _MAX_SIZES_AT_OPEN = 1000
 """If a cache has more shards, opening it checks only that the files exist, from one
 listing of the folder.  Measured: a size takes 3 us, and up to 1 ms on a network file
 system.  The size of each file is checked again at its first use in any case."""
-_PACK_AGAIN = "copy the cache again, or pack(source, path, overwrite=True)"
+_COPY_OR_PACK_AGAIN = Fix.of("copy the cache again, or ", PACK_AGAIN)
 
 
 class FileIdentity(NamedTuple):
@@ -141,7 +143,7 @@ def find_manifest(path: Path) -> Manifest | None:
         text = content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         message = f"{file} is not the manifest of a loaderkit cache."
-        fix = "pack(source, path, overwrite=True)"
+        fix = PACK_AGAIN
         raise DamagedCacheError(
             message, why=f"it is no text ({error})", fix=fix
         ) from None
@@ -168,7 +170,7 @@ def load_sources(path: Path, sources: SourceFiles) -> str:
     except FileNotFoundError:
         message = f"{file} is missing."
         why = "the manifest names it"
-        raise DamagedCacheError(message, why=why, fix=_PACK_AGAIN) from None
+        raise DamagedCacheError(message, why=why, fix=_COPY_OR_PACK_AGAIN) from None
     except OSError as error:
         raise unreadable(file, error) from error
     if xxhash.xxh3_128_hexdigest(content) != sources.xxh3:
@@ -363,32 +365,36 @@ def unreadable(file: Path, error: OSError) -> CacheError:
     message = f"{file} could not be read: {error.strerror or error}."
     if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
         why = "the process has too many open files or mappings"
-        fix = "ulimit -n 4096, or pack again with a larger shard_bytes"
+        larger = Setting("shard_bytes", "1 GB")
+        fix = Fix.of("ulimit -n 4096, or pack again with ", larger)
     elif error.errno in {errno.EACCES, errno.EPERM}:
-        why, fix = "you may not read it", f"chmod u+r {file}, or ask its owner"
+        why = "you may not read it"
+        fix = Fix.of(f"chmod u+r {file}, or ask its owner")
     else:
         why = "the disk or the network file system failed"
-        fix = "try again; if it fails again: " + _PACK_AGAIN
+        fix = Fix.of("try again; if it fails again: ", _COPY_OR_PACK_AGAIN)
     return CacheError(message, why=why, fix=fix)
 
 
 def missing(file: Path) -> DamagedCacheError:
     """Make the error for a file that the manifest names and that does not exist."""
     message = f"{file} is missing."
-    return DamagedCacheError(message, why="the manifest names it", fix=_PACK_AGAIN)
+    return DamagedCacheError(
+        message, why="the manifest names it", fix=_COPY_OR_PACK_AGAIN
+    )
 
 
 def wrong_size(file: Path, size: int, packed: int) -> DamagedCacheError:
     """Make the error for a file that does not have the size it was packed with."""
     message = f"{file} has {size:,} bytes, not {packed:,}."
     why = "it was cut short or changed, probably by an unfinished copy"
-    return DamagedCacheError(message, why=why, fix=_PACK_AGAIN)
+    return DamagedCacheError(message, why=why, fix=_COPY_OR_PACK_AGAIN)
 
 
 def _wrong_checksum(file: Path) -> DamagedCacheError:
     message = f"{file} is not the file that was packed."
     why = "its xxh3 checksum differs: bytes were changed on disk or in a copy"
-    return DamagedCacheError(message, why=why, fix=_PACK_AGAIN)
+    return DamagedCacheError(message, why=why, fix=_COPY_OR_PACK_AGAIN)
 
 
 def _not_regular(file: Path) -> DamagedCacheError:
@@ -466,14 +472,14 @@ def _no_cache(path: Path) -> CacheError:
         why = "a packing run was stopped before it ended; what it finished is kept"
         return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
     message = f"There is no cache at {path}."
-    fix = f"pack(source, {str(path)!r})"
+    fix: Part = Pack(path=str(path))
     url = url_meant_by(path)
     if url is not None:
         why = "there is no such folder, and a URL begins with ://"
-        return CacheError(message, why=why, fix=f"open_cache({url!r})")
+        return CacheError(message, why=why, fix=Open(url, instead=True))
     is_part_of_cache = exists(path.parent / MANIFEST)
     if is_part_of_cache:
-        fix = f"open_cache({str(path.parent)!r})"
+        fix = Open(str(path.parent), instead=True)
     if not exists(path):
         similar = _caches_named_like(path)
         if similar and not is_part_of_cache:
@@ -485,9 +491,9 @@ def _no_cache(path: Path) -> CacheError:
         if caches:
             names = ", ".join(cache.name for cache in caches[:3])
             why += f"; it holds {names}"
-            fix = f"open_cache({str(caches[0])!r})"
+            fix = Open(str(caches[0]), instead=True)
         return CacheError(message, why=why, fix=fix)
     why = "it is a file, and a cache is a folder"
     if is_part_of_cache:
         return CacheError(message, why=why, fix=fix)
-    return CacheError(message, why=why, fix=f"pack(source, {f'{path}.lk'!r})")
+    return CacheError(message, why=why, fix=Pack(path=f"{path}.lk"))

@@ -49,6 +49,7 @@ from loaderkit.cache.layout import (
     shard_name,
 )
 from loaderkit.errors import OptionError
+from loaderkit.fixes import Fix, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -337,9 +338,10 @@ def filters(name: object) -> Mapping[str, Any]:
     names = ["gzip", "lzf", *sorted(plugins)]
     message = f"compression must be None or one of {', '.join(names)}, got {name!r}."
     why = "there is no filter of that name that loses nothing"
-    fix = f"compression={nearest_name(lower_name, names) or 'gzip'!r}"
+    nearest = Setting("compression", nearest_name(lower_name, names) or "gzip")
+    fix = Fix.of(nearest)
     if not plugins:
-        fix += '; pip install "loaderkit[hdf5plugin]" for more'
+        fix = Fix.of(nearest, '; pip install "loaderkit[hdf5plugin]" for more')
     raise OptionError(message, why=why, fix=fix)
 
 

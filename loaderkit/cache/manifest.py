@@ -26,6 +26,7 @@ from loaderkit.cache.parsed import (
 )
 from loaderkit.cache.shard_table import ShardTable
 from loaderkit.errors import CacheVersionError, DamagedCacheError
+from loaderkit.fixes import PACK_AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,9 +137,7 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
     if version == 1:
         message = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
         why = "it was packed before shards were named after their content"
-        raise CacheVersionError(
-            message, why=why, fix="pack(source, path, overwrite=True)"
-        )
+        raise CacheVersionError(message, why=why, fix=PACK_AGAIN)
     if isinstance(version, int) and version > VERSION:
         message = (
             f"{where} has format version {version}; this loaderkit reads {VERSION}."
@@ -236,4 +235,4 @@ def _checksum_of(content: str) -> str:
 
 def _damaged_manifest(where: str, why: str) -> DamagedCacheError:
     message = f"{where} is not the manifest of a loaderkit cache."
-    return DamagedCacheError(message, why=why, fix="pack(source, path, overwrite=True)")
+    return DamagedCacheError(message, why=why, fix=PACK_AGAIN)

@@ -39,8 +39,9 @@ from loaderkit.cache.lock_files import (
     hold_lock_file,
 )
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
-from loaderkit.cache.storage import NoAnswerError, StreamsFiles
+from loaderkit.cache.storage import NoAnswerError, StreamsFiles, how_to_push
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.fixes import Fix, Open, Pack
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -638,20 +639,22 @@ class Mirror:
             if generation != self.manifest.generation:
                 return self._replaced_error()
         message = f"{self.storage.url}/{name} is missing."
-        fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
+        fix = how_to_push(self.storage.url)
         return DamagedCacheError(message, why="the manifest there names it", fix=fix)
 
     def _replaced_error(self) -> StaleCacheError:
         message = f"The cache {self.storage.url} was replaced while a dataset was open."
         why = "a dataset reads one cache from beginning to end, never old and new mixed"
-        return StaleCacheError(message, why=why, fix="open it again: open_cache(url)")
+        return StaleCacheError(
+            message, why=why, fix=Fix.of("open it again: ", Open(self.storage.url))
+        )
 
     def _wrong_bytes(self, described: ShardFile) -> DamagedCacheError:
         message = (
             f"{self.storage.url}/{described.file} is not the file that was packed."
         )
         why = "its xxh3 checksum differs, twice: bytes were changed in the store"
-        fix = f"loaderkit push CACHE {self.storage.url} --overwrite"
+        fix = how_to_push(self.storage.url)
         return DamagedCacheError(message, why=why, fix=fix)
 
 
@@ -810,7 +813,8 @@ def load_remote_manifest_text(storage: Storage) -> RemoteManifest:
     if remote_manifest is None:
         message = f"There is no cache at {storage.url}."
         why = f"the store, or its bucket, has no {MANIFEST} there"
-        fix = f"loaderkit push CACHE {storage.url}, or pack(source, {storage.url!r})"
+        push = f"{how_to_push(storage.url, overwrite=False)}, or "
+        fix = Fix.of(push, Pack(path=storage.url))
         raise CacheError(message, why=why, fix=fix)
     return remote_manifest
 
@@ -845,7 +849,7 @@ def _read_remote_manifest(storage: Storage) -> RemoteManifest | None:
         text = content.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         message = f"{where} is not the manifest of a loaderkit cache."
-        fix = f"loaderkit push CACHE {storage.url} --overwrite"
+        fix = how_to_push(storage.url)
         raise DamagedCacheError(
             message, why=f"it is no text ({error})", fix=fix
         ) from None

@@ -32,6 +32,7 @@ from loaderkit.cache.storage import (
     without_password,
 )
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
+from loaderkit.fixes import Fix, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_STORAGE_OPTIONS = Setting("storage_options", code="{...}")
 _LOG = logging.getLogger("loaderkit")
 _PART_BYTES = 8 << 20
 """A range is read in parts of this size, at once where the file system can: a single
@@ -539,11 +541,10 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     except (ValueError, TypeError) as error:
         message = f"{url} cannot be opened: {error}."
         why = "fsspec knows no such file system, or it does not take these options"
-        fix = (
-            "a URL such as 's3://bucket/cache', and storage_options={...} as in the "
-            "file system's manual"
-        )
-        raise OptionError(message, why=why, fix=fix) from error
+        such_as = "a URL such as 's3://bucket/cache', and "
+        manual = " as in the file system's manual"
+        url_and_options = Fix.of(such_as, _STORAGE_OPTIONS, manual)
+        raise OptionError(message, why=why, fix=url_and_options) from error
     return system, root
 
 
@@ -705,8 +706,8 @@ def _check_worth_another_try(
     if not may_pass or is_bug or _kinds_of(error) & _WRONG_URL:
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
-        fix = "check the URL and storage_options"
-        raise CacheError(message, why=why, fix=fix) from error
+        check = Fix.of("check the URL and ", _STORAGE_OPTIONS)
+        raise CacheError(message, why=why, fix=check) from error
 
 
 def _refused(
@@ -716,13 +717,14 @@ def _refused(
     message = f"{where} could not be {verb}: {_text_of(error)}."
     if verb == "written" and "read" in verbs_let_in:
         why = "these credentials may read there, and not write"
-        fix = "storage_options={...} with credentials that may write, or another URL"
+        may_write = " with credentials that may write, or another URL"
+        fix = Fix.of(_STORAGE_OPTIONS, may_write)
         return CacheError(message, why=why, fix=fix)
     why = (
         "the store does not let you in: credentials are missing, expired, or not "
         "allowed to do this"
     )
-    fix = "log in again, or pass storage_options={...} with credentials that may"
+    fix = Fix.of("log in again, or ", _STORAGE_OPTIONS, " with credentials that may")
     return CacheError(message, why=why, fix=fix)
 
 

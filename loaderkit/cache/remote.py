@@ -16,6 +16,7 @@ from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
 from loaderkit.cache.verified import user_cache_folder
 from loaderkit.errors import CacheError, OptionError
+from loaderkit.fixes import Fix, Without
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def locate_cache(
         if value is not None:
             message = f"{name} was given for the cache {path!s}, which is no URL."
             why = "a folder is read where it is"
-            fix = f"leave out {name}; for a slow disk, name it 'file:///...'"
+            fix = Fix.of(Without(name), "; for a slow disk, name it 'file:///...'")
             raise OptionError(message, why=why, fix=fix)
     if path is None or isinstance(path, RemoteCache):
         return path

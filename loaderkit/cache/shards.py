@@ -34,6 +34,7 @@ from loaderkit.cache.hdf5 import joined_shape
 from loaderkit.cache.mirrored_shards import MirroredShards
 from loaderkit.cache.verified import VerifiedFiles, record_path
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.fixes import Fix, Open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -454,4 +455,6 @@ def replaced(path: Path) -> StaleCacheError:
     """Say that a cache was packed again under an open dataset."""
     message = f"The cache {path} was packed again while this dataset was open."
     why = "a dataset reads one cache from beginning to end, never old and new together"
-    return StaleCacheError(message, why=why, fix="open it again: open_cache(path)")
+    return StaleCacheError(
+        message, why=why, fix=Fix.of("open it again: ", Open(str(path)))
+    )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -40,6 +41,21 @@ def is_url(path: object) -> bool:
     (True, False, False)
     """
     return isinstance(path, str) and _SCHEME.match(path) is not None
+
+
+def how_to_push(url: str, *, overwrite: bool = True) -> str:
+    """Write the command that copies a cache to a store.
+
+    Args:
+        url: Of the store; of one that is a folder, its path.
+        overwrite: A cache there is to be replaced.
+
+    >>> how_to_push("/data/a b"), how_to_push("s3://bucket/a", overwrite=False)
+    ("loaderkit push CACHE 'file:///data/a b' --overwrite", 'loaderkit push CACHE s3://bucket/a')
+    """
+    url = url if is_url(url) else f"file://{url}"
+    command = f"loaderkit push CACHE {shlex.quote(url)}"
+    return f"{command} --overwrite" if overwrite else command
 
 
 def without_password(url: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from loaderkit.cache.layout import ShardFile
+from loaderkit.cache.storage import how_to_push
 from loaderkit.errors import CacheError, DamagedCacheError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def read_in_steps(storage: Storage, file: ShardFile) -> Iterator[bytes]:
             yield storage.read_range(file.file, start, stop)
         except FileNotFoundError:
             message = f"{storage.url}/{file.file} is missing."
-            fix = f"loaderkit push CACHE {storage.url} --overwrite"
+            fix = how_to_push(storage.url)
             why = "the manifest there names it"
             raise DamagedCacheError(message, why=why, fix=fix) from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import socket
 import time
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from loaderkit.errors import (
     DamagedCacheError,
     OptionError,
 )
+from loaderkit.fixes import OVERWRITE, Either, Fix, Open
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
@@ -125,7 +127,7 @@ def push(
     """
     if is_url(cache) and not is_url(url):
         message = f"push takes the folder first, and the URL second, got {url!r} there."
-        fix = f"push({os.fspath(url)!r}, {os.fspath(cache)!r})"
+        fix = _call("push", os.fspath(url), os.fspath(cache))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     storage = open_storage(url, storage_options)
@@ -224,7 +226,7 @@ def pull(
     """
     if is_url(cache) and not is_url(url):
         message = f"pull takes the URL first, and the folder second, got {url!r} there."
-        fix = f"pull({os.fspath(cache)!r}, {os.fspath(url)!r})"
+        fix = _call("pull", os.fspath(cache), os.fspath(url))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
@@ -377,10 +379,16 @@ def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
     return OtherWriterError(message, why=why, fix=fix)
 
 
+def _call(name: str, *paths: str) -> Either:
+    """Write a call of ``push`` or ``pull``."""
+    command = shlex.join(["loaderkit", name, *paths])
+    return Either(f"{name}({', '.join(map(repr, paths))})", command)
+
+
 def _other_was_quicker(storage: Storage) -> OtherWriterError:
     message = f"There is a cache at {storage.url} already."
     why = "writing there would replace it; perhaps another process was quicker"
-    fix = f"open_cache({storage.url!r}), or overwrite=True (--overwrite) to replace it"
+    fix = Fix.of(Open(storage.url), ", or ", OVERWRITE, " to replace it")
     return OtherWriterError(message, why=why, fix=fix)
 
 

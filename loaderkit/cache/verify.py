@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.layout import Shard
     from loaderkit.cache.storage import Storage
+    from loaderkit.fixes import Dialect
 
 
 @answer_wrong_names()
@@ -45,6 +46,8 @@ class Verification(HasCard):
     """Bytes that were hashed."""
     findings: tuple[str, ...]
     """What is wrong, a file each; empty when nothing is."""
+    errors: tuple[CacheError | None, ...] = field(default=(), compare=False, repr=False)
+    """The error that each finding is the text of, where there is one."""
 
     @property
     def ok(self) -> bool:
@@ -53,7 +56,22 @@ class Verification(HasCard):
 
     def to_json(self) -> dict[str, Any]:
         """Write it for programs."""
-        return {**asdict(self), "ok": self.ok}
+        return {
+            "path": self.path,
+            "samples": self.samples,
+            "bytes": self.bytes,
+            "findings": self.findings,
+            "ok": self.ok,
+        }
+
+    def in_dialect(self, dialect: Dialect) -> Verification:
+        """Write what to do as the users of a dialect would."""
+        findings = list(self.findings)
+        for number, error in enumerate(self.errors):
+            if error is not None:
+                fix = error.fix_in(dialect)
+                findings[number] = str(CacheError(error.what, why=error.why, fix=fix))
+        return replace(self, findings=tuple(findings))
 
     __repr__ = repr_in_a_line
 
@@ -91,8 +109,9 @@ def verify(
     try:
         manifest = load_manifest(folder)
     except CacheError as error:
-        return Verification(str(path), 0, 0, (str(error),))
-    findings, hashed_bytes = [], 0
+        return _verification(str(path), [error])
+    findings: list[str | CacheError] = []
+    hashed_bytes = 0
     for shard in manifest.shards:
         damage = _find_damage_in_folder(folder, shard)
         if damage:
@@ -103,8 +122,8 @@ def verify(
         try:
             load_sources(folder, manifest.sources)
         except CacheError as error:
-            findings.append(str(error))
-    return Verification(str(path), manifest.samples, hashed_bytes, tuple(findings))
+            findings.append(error)
+    return _verification(str(path), findings, manifest.samples, hashed_bytes)
 
 
 def _verify_stored(storage: Storage) -> Verification:
@@ -112,26 +131,34 @@ def _verify_stored(storage: Storage) -> Verification:
         manifest = load_remote_manifest(storage)
         sizes = storage.sizes()
     except CacheError as error:
-        return Verification(storage.url, 0, 0, (str(error),))
-    findings, hashed_bytes = [], 0
+        return _verification(storage.url, [error])
+    findings: list[str | CacheError] = []
+    hashed_bytes = 0
     for file in files_of(manifest):
         damage = find_damage(storage, file, sizes.get(file.file))
         if damage:
             findings.append(damage)
         else:
             hashed_bytes += file.bytes
-    return Verification(storage.url, manifest.samples, hashed_bytes, tuple(findings))
+    return _verification(storage.url, findings, manifest.samples, hashed_bytes)
 
 
-def _find_damage_in_folder(folder: Path, shard: Shard) -> str:
-    """Say what is wrong with one shard; "" when nothing is."""
+def _verification(
+    path: str, findings: list[str | CacheError], samples: int = 0, nbytes: int = 0
+) -> Verification:
+    errors = (part if isinstance(part, CacheError) else None for part in findings)
+    return Verification(path, samples, nbytes, tuple(map(str, findings)), tuple(errors))
+
+
+def _find_damage_in_folder(folder: Path, shard: Shard) -> CacheError | None:
+    """Say what is wrong with one shard; None when nothing is."""
     try:
         check_size(folder, shard)
         check_digest(folder, shard)
         _check_offsets(folder, shard)
     except CacheError as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 def _check_offsets(folder: Path, shard: Shard) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from loaderkit.arguments import nearest_name
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from loaderkit.fixes import Dialect
 
 
 class Answer(Protocol):
@@ -23,6 +25,15 @@ class Answer(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """Give it as plain values."""
+        ...
+
+
+@runtime_checkable
+class HasFixes(Protocol):
+    """An answer that says what to do about something."""
+
+    def in_dialect(self, dialect: Dialect, /) -> Answer:
+        """Write that as the users of a dialect would."""
         ...
 
 
@@ -40,6 +51,11 @@ class Command:
     """Does what was asked.  A LoaderkitError that it raises is printed."""
     has_page: bool = False
     """Whether its answer has ``to_html``: then there is ``--html FILE``."""
+    cache: str | None = None
+    """Which argument names the cache that it reads."""
+    flags: Mapping[tuple[str, object], str] = field(default_factory=dict)
+    """Options that stand for a keyword of Python with a value, where their name is not
+    that of the keyword."""
     bad_news: str | None = None
     """What an answer means that is not ``ok``: it ends with status 1.  None where every
     answer ends with status 0."""

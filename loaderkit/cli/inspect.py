@@ -19,5 +19,10 @@ def _run_inspect(options: argparse.Namespace) -> CacheSummary:
 
 
 COMMAND = Command(
-    "inspect", "what is in a cache", add_cache_argument, _run_inspect, has_page=True
+    "inspect",
+    "what is in a cache",
+    add_cache_argument,
+    _run_inspect,
+    has_page=True,
+    cache="cache",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from loaderkit import __version__
@@ -18,7 +19,7 @@ from loaderkit.cli import (
     verify,
     watch,
 )
-from loaderkit.cli.command import SuggestingParser, add_html_argument
+from loaderkit.cli.command import HasFixes, SuggestingParser, add_html_argument
 from loaderkit.cli.completion import add_completion
 from loaderkit.cli.output import (
     flush_output,
@@ -26,6 +27,7 @@ from loaderkit.cli.output import (
     print_error,
     write_page_of,
 )
+from loaderkit.cli.typed_words import TypedWords
 from loaderkit.errors import LoaderkitError
 from loaderkit.pages.document import HasPage
 
@@ -66,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status, as ``--help`` lists them.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = build_parser().parse_args(argv)
-        return _run_command(options.command, options)
+        options = build_parser().parse_args(words)
+        return _run_command(options.command, options, words)
     finally:
         # Also behind --help and --version, which end by SystemExit.
         flush_output()
@@ -100,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         if command.has_page:
             add_html_argument(subparser)
         command.add_arguments(subparser)
-        subparser.set_defaults(command=command)
+        subparser.set_defaults(command=command, parsers=subparsers.choices)
     return parser
 
 
@@ -111,15 +114,20 @@ def _statuses_of(command: Command) -> str:
     return f"0 done; 1 {failure}; 2 wrong arguments"
 
 
-def _run_command(command: Command, options: argparse.Namespace) -> int:
+def _run_command(
+    command: Command, options: argparse.Namespace, words: Sequence[str]
+) -> int:
+    dialect = TypedWords(options.parsers, command, options, words)
     try:
         answer = command.run(options)
         wants_page = command.has_page and options.html is not None
         if wants_page and isinstance(answer, HasPage):
             write_page_of(answer, options.html)
     except LoaderkitError as error:
-        print_error(error, as_json=options.json)
+        print_error(error, dialect, as_json=options.json)
         return 1
+    if isinstance(answer, HasFixes):
+        answer = answer.in_dialect(dialect)
     print_answer(answer, as_json=options.json)
     if command.bad_news is None:
         return 0

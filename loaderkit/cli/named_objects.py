@@ -30,10 +30,15 @@ def named_dataset(text: str) -> Any:
     Raises:
         LoaderkitError: There is nothing of that name, or it needs arguments.
     """
+    # Python starts without torch where no command needs it.
+    from loaderkit.mistaken import mistaken_for_dataset
+
     target = named_object(text)
     makes_a_dataset = isinstance(target, type) or not hasattr(target, "__len__")
     if not makes_a_dataset or not callable(target):
         return target
+    if not isinstance(target, type) and mistaken_for_dataset(target) is not None:
+        return target  # a model can be called too; who takes it says what it is
     refused = refusal_of_call(target)
     if refused is not None:
         message = f"{text} cannot be called: {refused}."

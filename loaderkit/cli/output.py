@@ -8,9 +8,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from loaderkit.errors import LoaderkitError
+
 if TYPE_CHECKING:
     from loaderkit.cli.command import Answer
-    from loaderkit.errors import LoaderkitError
+    from loaderkit.fixes import Dialect
     from loaderkit.pages.document import HasPage
 
 
@@ -19,17 +21,25 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
     print_text(json.dumps(answer.to_json()) if as_json else str(answer))
 
 
-def print_error(error: LoaderkitError, *, as_json: bool) -> None:
+def print_error(error: LoaderkitError, dialect: Dialect, *, as_json: bool) -> None:
     """Print why a command could not do it.
 
     A program reads it where it reads answers, a person from standard error.
+
+    Args:
+        error: Why.
+        dialect: How its fix is written.
+        as_json: For a program.
     """
-    name = type(error).__name__
+    name, fix = type(error).__name__, error.fix_in(dialect)
     if as_json:
-        parts = {"what": error.what, "why": error.why, "fix": error.fix}
+        parts = {"what": error.what, "why": error.why, "fix": fix}
         print_text(json.dumps({"error": name, **parts}))
-    else:
-        print(f"{name}: {error}", file=sys.stderr)
+        return
+    # An error that shows more than its parts, as a report does, is shown whole.
+    said = LoaderkitError(error.what, why=error.why, fix=fix)
+    text = error if fix == error.fix else said
+    print(f"{name}: {text}", file=sys.stderr)
 
 
 def write_page_of(answer: HasPage, file: str) -> None:

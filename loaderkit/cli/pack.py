@@ -82,4 +82,10 @@ def _open_source(options: argparse.Namespace) -> Any:
     )
 
 
-COMMAND = Command("pack", "make a cache", _add_arguments, _run_pack)
+COMMAND = Command(
+    "pack",
+    "make a cache",
+    _add_arguments,
+    _run_pack,
+    flags={("weights_only", False): "--unsafe-pickle"},
+)

@@ -86,7 +86,7 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
         )
     except StepError as error:  # an error of the user's own code is shown whole
         message = f"The plan cannot be made: {error.what}"
-        raise LoaderkitError(message, why=error.why, fix=error.fix) from error
+        raise LoaderkitError(message, why=error.why, fix=error.advice) from error
 
 
 def _build_model(name: str) -> Any:
@@ -126,4 +126,5 @@ COMMAND = Command(
     _run_plan,
     has_page=True,
     bad_news="nothing fits",
+    cache="data",
 )

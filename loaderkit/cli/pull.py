@@ -30,4 +30,6 @@ def _run_pull(options: argparse.Namespace) -> Transfer:
     return pull(options.url, options.cache, storage_options=storage_options(options))
 
 
-COMMAND = Command("pull", "copy a cache from a store", _add_arguments, _run_pull)
+COMMAND = Command(
+    "pull", "copy a cache from a store", _add_arguments, _run_pull, cache="url"
+)

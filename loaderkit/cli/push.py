@@ -38,4 +38,6 @@ def _run_push(options: argparse.Namespace) -> Transfer:
     )
 
 
-COMMAND = Command("push", "copy a cache to a store", _add_arguments, _run_push)
+COMMAND = Command(
+    "push", "copy a cache to a store", _add_arguments, _run_push, cache="cache"
+)

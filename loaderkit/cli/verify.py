@@ -24,4 +24,5 @@ COMMAND = Command(
     add_cache_argument,
     _run_verify,
     bad_news="the cache is damaged",
+    cache="cache",
 )

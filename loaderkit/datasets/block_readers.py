@@ -247,7 +247,7 @@ def about_sample(what: str, error: BaseException) -> LoaderkitError:
         error: What its source raised, or what cannot be stored of it.
     """
     if isinstance(error, DatasetError):
-        return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.fix)
+        return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.advice)
     if isinstance(error, LoaderkitError):
         return error
     message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"

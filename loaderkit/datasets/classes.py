@@ -27,6 +27,7 @@ from loaderkit.datasets.containers import (
 )
 from loaderkit.datasets.kinds import NEST_KINDS, Kind
 from loaderkit.errors import DamagedCacheError, DatasetError, OptionError
+from loaderkit.fixes import PACK_AGAIN
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class ClassRegistry:
             message = (
                 f"The manifest gives {graph.cls} the node and edge types {graph.keys}."
             )
-            fix = "pack(source, path, overwrite=True)"
+            fix = PACK_AGAIN
             raise DamagedCacheError(message, why="it was changed", fix=fix)
 
     def blank(self, name: str) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from loaderkit.datasets.renaming import Renaming, read_renamed
 from loaderkit.datasets.safe import SafeDataset
 from loaderkit.datasets.structure import Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
+from loaderkit.fixes import Open, Pack, Python
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -174,10 +174,10 @@ def extend(
                 overwrite=True,
             )
         except DatasetError as error:
-            fix = _fix_for_extend(error.fix)
-            if fix == error.fix:
+            said = said_for_extend(error)
+            if said is error:
                 raise
-            raise DatasetError(error.what, why=error.why, fix=fix) from error
+            raise said from said.__cause__
         original, added = Store(location), Store(added_folder)
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
@@ -261,17 +261,34 @@ def _kinds_of_samples(store: Store) -> frozenset[bool]:
     return frozenset(is_graph(variant) for variant in structure.variants)
 
 
-def _fix_for_extend(fix: str) -> str:
-    """Have what ``pack`` advises say the call that the user has made.
+class _Extending(Python):
+    """How a user writes what to add to a cache."""
 
-    >>> _fix_for_extend("pack([sample], path)"), _fix_for_extend("open_cache('a.lk')")
-    ('extend(cache, [sample])', "extend(cache, open_cache('a.lk'))")
+    def pack(self, call: Pack) -> str:
+        """Have samples added, and not packed into a cache of their own."""
+        arguments = ["cache", call.source or "samples", *map(str, call.options)]
+        return f"extend({', '.join(arguments)})"
+
+    def open(self, call: Open) -> str:
+        """Have the samples of a cache added."""
+        return f"extend(cache, {call})"
+
+
+def said_for_extend(error: DatasetError) -> DatasetError:
+    """Have the fix of an error say the call that the user has made.
+
+    Args:
+        error: What packing the samples raised.
     """
-    if packed := re.fullmatch(r"pack\((.+), path\)", fix):
-        return f"extend(cache, {packed[1]})"
-    if re.fullmatch(r"open_cache\(.+\)", fix):
-        return f"extend(cache, {fix})"
-    return fix
+    fix = error.fix_in(_Extending())
+    if fix == error.fix:
+        return error
+    said = type(error)(error.what, why=error.why, fix=fix)
+    if hasattr(said, "add_note"):  # Python 3.11
+        for note in getattr(error, "__notes__", ()):
+            said.add_note(note)
+    said.__cause__ = error.__cause__
+    return said
 
 
 def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:

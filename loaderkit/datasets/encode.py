@@ -37,6 +37,7 @@ from loaderkit.datasets.structure import (
     written_keys_of,
 )
 from loaderkit.errors import DatasetError
+from loaderkit.fixes import Fix, Pack
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
@@ -398,8 +399,9 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
         plain = np.dtype(value.dtype.str).type
         if type(value) is not plain:
             return _refused_subclass(path, value, plain, f"np.{plain.__name__}")
-    fix = f"store x.tolist(){_FORMATTED}" if value.dtype.kind in "US" else ""
-    return _cannot_store_error(path, value, f"its dtype is {value.dtype}", fix)
+    is_text = value.dtype.kind in "US"
+    as_list = Fix.of("store x.tolist()", _FORMATTED) if is_text else ""
+    return _cannot_store_error(path, value, f"its dtype is {value.dtype}", as_list)
 
 
 def _refused_subclass(
@@ -426,21 +428,21 @@ def _check_private(path: str, graph: object, attributes: dict[str, Any]) -> None
 
 
 def _cannot_store_error(
-    path: str, value: object, why: str, fix: str = ""
+    path: str, value: object, why: str, fix: str | Fix = ""
 ) -> DatasetError:
     message = f"A cache cannot hold {path or 'the sample'!r}, {kind_of(value)}."
     return DatasetError(message, why=why, fix=fix or _advice_on(value))
 
 
-_FORMATTED = (
-    '; or pack(dataset.with_format("torch"), path), of Hugging Face\'s datasets'
+_FORMATTED = Fix.of(
+    "; or ", Pack('dataset.with_format("torch")'), ", of Hugging Face's datasets"
 )
 """Pictures and texts come as objects of PIL and numpy from there, unless they are asked
 for as tensors."""
 
-_ADVICE: tuple[tuple[str, str, str], ...] = (
+_ADVICE: tuple[tuple[str, str, str | Fix], ...] = (
     # Module, beginning of a class's name, what holds the same and can be stored.
-    ("PIL", "", f"np.asarray(image){_FORMATTED}"),
+    ("PIL", "", Fix.of("np.asarray(image)", _FORMATTED)),
     ("pandas", "Timestamp", "x.timestamp()"),
     ("pandas", "Timedelta", "x.total_seconds()"),
     (
@@ -478,7 +480,7 @@ _FUNCTIONS = (
 )
 
 
-def _advice_on(value: object) -> str:
+def _advice_on(value: object) -> str | Fix:
     """Say what to store in the place of something that a cache cannot hold."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "mM":

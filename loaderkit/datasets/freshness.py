@@ -12,6 +12,7 @@ from loaderkit.datasets.fingerprint import Fingerprint, differences, fingerprint
 from loaderkit.datasets.source_files import SourceFileList
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import StaleCacheError
+from loaderkit.fixes import Fix, Setting
 
 if TYPE_CHECKING:
     from loaderkit.datasets.cached_samples import CachedSamples
@@ -50,8 +51,9 @@ def check_fresh(dataset: CachedSamples[Any]) -> None:
         name = type(dataset).__name__
         message = f"The cache {dataset.cache} is stale: {'; '.join(changes)}."
         why = f"{name} would make other samples than those in it"
-        fix = f"{name}(..., packing=PackOptions(overwrite=True)), or delete "
-        fix += str(dataset.cache)
+        within = f"{name}(..., packing=PackOptions({{}}))"
+        again = Setting("overwrite", value=True, within=within)
+        fix = Fix.of(again, f", or delete {dataset.cache}")
         raise StaleCacheError(message, why=why, fix=fix)
 
 

@@ -17,6 +17,7 @@ from loaderkit.datasets.packing import has_cache, pack_source
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError, OptionError
+from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from loaderkit.datasets.safe import SafeDataset, SafeGraphDataset
     from loaderkit.datasets.source_files import TrackFiles
     from loaderkit.datasets.sources import Source
+
+_REPLACE = Fix.of(
+    Setting("overwrite", value=True, within="pack(..., {})"), " to replace it"
+)
 
 T = TypeVar("T")
 G = TypeVar("G", bound="Graph")
@@ -148,8 +153,7 @@ def pack(
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
         message = f"There is a cache at {location} already."
-        fix = f"open_cache({str(location)!r}), or pack(..., overwrite=True) "
-        fix += "(--overwrite) to replace it"
+        fix = Fix.of(Open(str(location)), ", or ", _REPLACE)
         raise CacheError(message, why="packing again would replace it", fix=fix)
     samples = as_source(source, spans)
     packed = pack_source(samples, location, options)
@@ -170,7 +174,7 @@ def _check_target(source: object, path: object) -> None:
     # "s3/bucket" may well be a new folder; with a colon it is none.
     if url is not None and ":" in written:
         message = f"{written!r} is no folder to pack into."
-        fix = f"pack(samples, {url!r})"
+        fix = Pack(path=url)
         raise OptionError(message, why="a URL begins with ://", fix=fix)
 
 
@@ -185,7 +189,7 @@ def _check_samples(
         same = _has_samples(cache, source)
     if not same:
         message = f"Another process has packed other samples into {path} meanwhile."
-        fix = "choose another folder, or pack(..., overwrite=True) to replace it"
+        fix = Fix.of("choose another folder, or ", _REPLACE)
         raise CacheError(message, why="a cache holds samples of one source", fix=fix)
 
 

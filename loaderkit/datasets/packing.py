@@ -56,6 +56,7 @@ from loaderkit.datasets.shard_plan import BLOCK_BYTES
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import CacheError, DatasetError
+from loaderkit.fixes import Fix, Setting
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts
 from loaderkit.randomness import quiet
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.sources import Source
 
+_ALONE = Setting("workers", 0)
 _LOG = logging.getLogger("loaderkit")
 
 
@@ -141,8 +143,9 @@ def _pack_to_store(
         except CacheError as error:
             if options.overwrite or not isinstance(error, OtherWriterError):
                 # Hours of packing must not be for nothing.
-                fix = f"{error.fix}; what was packed is whole, and can be copied: "
-                fix += f"loaderkit push {staging} {remote}"
+                whole = "; what was packed is whole, and can be copied: "
+                push = f"loaderkit push {staging} {remote}"
+                fix = Fix.of(error.advice, whole, push)
                 raise type(error)(error.what, why=error.why, fix=fix) from error
             # Another node was quicker; the caller sees whether it packed the same.
             packed = packed._replace(is_ours=False)
@@ -259,7 +262,7 @@ def _with_possible_workers(
             f"{options.workers} packing workers were asked for in a daemonic process"
         )
         message += ", such as a worker of a DataLoader."
-        fix = "workers=0, or pack in the process that starts this one"
+        fix = Fix.of(_ALONE, ", or pack in the process that starts this one")
         raise DatasetError(message, why="it may not have children", fix=fix)
     if multiprocessing.get_start_method() != "fork":
         return options
@@ -293,8 +296,8 @@ def _with_workers_for_stream(source: StreamSource, options: PackOptions) -> Pack
     if options.executor is not None or options.workers:
         message = "An iterable is read by one process, from the first sample on."
         why = "who reads it from the middle would have to read all in front of it"
-        fix = "leave workers and executor out; or give a function source(span, spans)"
-        fix += " that returns the samples of one span, and spans=8"
+        fix = Fix.of(_ALONE, "; or give a function source(span, spans)")
+        fix = Fix.of(fix, " that returns the samples of one span, and spans=8")
         raise DatasetError(message, why=why, fix=fix)
     return replace(options, workers=0)
 

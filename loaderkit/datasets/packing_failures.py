@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 
 from loaderkit.errors import DatasetError
+from loaderkit.fixes import Fix, Setting
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Failure:
         if isinstance(error, BaseException):
             return error
         why = "the error itself could not be sent to this process"
-        fix = "pack with workers=0 to have it raised here; finished shards are kept"
+        raised_here = " to have it raised here; finished shards are kept"
+        fix = Fix.of("pack with ", Setting("workers", 0), raised_here)
         message = f"A packing worker failed.\n{self.text}"
         return DatasetError(message, why=why, fix=fix)
 

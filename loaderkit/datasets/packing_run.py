@@ -32,6 +32,7 @@ from loaderkit.datasets.source_files import (
 )
 from loaderkit.datasets.structure import KEY_COLUMN, VARIANT_COLUMN, Structure
 from loaderkit.errors import CacheError, DatasetError
+from loaderkit.fixes import Fix, Setting
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -233,7 +234,11 @@ class PackingRun:
             )
             message += "when they were read again."
             why = "load() builds a sample in another way each time"
-            raise DatasetError(message, why=why, fix="pack with one worker, workers=0")
+            raise DatasetError(
+                message,
+                why=why,
+                fix=Fix.of("pack in one process: ", Setting("workers", 0)),
+            )
         for number in range(self.plan.shard_count):
             finished = self.build.read_note(number)
             if finished.shard.xxh3 != self._xxh3[number]:

@@ -23,6 +23,7 @@ from loaderkit.datasets.source_files import FileVersion, version_of
 from loaderkit.datasets.streams import SpanReader, StreamSource
 from loaderkit.datasets.structure import KEY_COLUMN, VARIANT_COLUMN, Structure
 from loaderkit.errors import CacheError, DatasetError
+from loaderkit.fixes import Fix, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -175,7 +176,8 @@ class StreamTask:
         if number > _MOST_SHARD_NUMBER:
             message = f"Span {self.span} has more than {position:,} shards."
             why = f"with {self.span_count:,} spans a cache has no more numbers"
-            fix = "a larger shard_bytes, or spans of about the same length"
+            larger = Setting("shard_bytes", "1 GB")
+            fix = Fix.of(larger, ", or spans of about the same length")
             raise DatasetError(message, why=why, fix=fix)
         return number
 

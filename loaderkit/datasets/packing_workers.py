@@ -33,6 +33,7 @@ from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
+from loaderkit.fixes import Fix, Setting
 from loaderkit.sending import can_fork, why_unsendable
 
 if TYPE_CHECKING:
@@ -192,7 +193,9 @@ class LocalEngine:
         why = "probably out of memory, or a crash in native code that load() calls"
         if ended == "ended":
             why = "load(), or a library that it calls, ends the process (os._exit)"
-        fix = "pack with workers=1 (or 0 to see the crash); finished shards are kept"
+        one, none = Setting("workers", 1), Setting("workers", 0)
+        see = " to see the crash; finished shards are kept"
+        fix = Fix.of("pack with ", one, ", or ", none, see)
         return DatasetError(message, why=why, fix=fix)
 
     def _does_here(self) -> bool:
@@ -236,8 +239,9 @@ class LocalEngine:
             return "fork"
         if self._asked_for is not None:
             message = f"No packing worker can start by {method!r}."
-            fix = "define what is packed in a module, put what a script does behind if "
-            fix += '__name__ == "__main__":, or pack with workers=0'
+            guarded = "define what is packed in a module, put what a script does "
+            guarded += 'behind if __name__ == "__main__":, or pack with '
+            fix = Fix.of(guarded, Setting("workers", 0))
             raise DatasetError(message, why=reason, fix=fix)
         # An open database or a lambda is no reason to refuse what one process can pack,
         # where nobody asked for more.
@@ -383,7 +387,7 @@ def _end(worker: _Worker) -> None:
 
 def _start_failed(error: BaseException | None, why: str) -> DatasetError:
     message = f"A packing worker could not be started: {type(error).__name__}: {error}"
-    fix = "pack with workers=0; finished shards are kept"
+    fix = Fix.of("pack with ", Setting("workers", 0), "; finished shards are kept")
     return DatasetError(message, why=why, fix=fix)
 
 
@@ -392,7 +396,8 @@ def _never_began(status: int, method: str) -> DatasetError:
     message = f"A packing worker ended before it began (exit status {status})."
     why = f"{method!r} starts Python anew, which imports the main module and what the "
     why += "dataset is made of; one of these failed, with a traceback on stderr"
-    fix = "mend that, or pack with workers=0; finished shards are kept"
+    alone = Setting("workers", 0)
+    fix = Fix.of("mend that, or pack with ", alone, "; finished shards are kept")
     return DatasetError(message, why=why, fix=fix)
 
 

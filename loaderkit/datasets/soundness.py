@@ -15,6 +15,7 @@ import torch
 from loaderkit.datasets.kinds import COUNTER_KINDS, LEAF_KINDS, Kind
 from loaderkit.datasets.structure import KEY, VARIANT, leaves_of
 from loaderkit.errors import CacheVersionError, DamagedCacheError
+from loaderkit.fixes import PACK_AGAIN
 
 if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest
@@ -167,4 +168,4 @@ def _stored_dtype(spec: ColumnSpec) -> np.dtype[Any]:
 
 def _damaged_manifest(why: str) -> DamagedCacheError:
     message = "The manifest contradicts itself."
-    return DamagedCacheError(message, why=why, fix="pack(source, path, overwrite=True)")
+    return DamagedCacheError(message, why=why, fix=PACK_AGAIN)

@@ -31,6 +31,7 @@ from urllib.parse import unquote
 import xxhash
 
 from loaderkit.errors import DamagedCacheError
+from loaderkit.fixes import PACK_AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -165,7 +166,7 @@ class SourceFileList:
             }
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             message = f"{where} is not a list of the files that a cache was made from."
-            fix = "pack(source, path, overwrite=True)"
+            fix = PACK_AGAIN
             raise DamagedCacheError(message, why="it was changed", fix=fix) from None
         return cls(files=versions)
 

@@ -42,12 +42,15 @@ from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from loaderkit.fixes import Part
 
 
 class Source(Protocol):
@@ -112,7 +115,8 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
 
     mistake = mistaken_for_dataset(source)
     if mistake is not None:
-        fix = mistake.fix("pack({}, path)")
+        preparation = "".join(f"{line}\n" for line in mistake.preparation)
+        fix = Fix.of(preparation, Pack(mistake.instead))
         raise DatasetError(mistake.what, why=mistake.why, fix=fix)
 
     if isinstance(source, PtFolder | KeyedSource | MapSource):
@@ -132,7 +136,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
     return packable
 
 
-def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, str]:
+def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, Pack]:
     """Say what a mapping probably is, and what to pack instead.
 
     Returns:
@@ -144,12 +148,12 @@ def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, str]:
         # What a tokenizer of Hugging Face gives for one text, or for several.
         if all(isinstance(item, list) for part in parts for item in part):
             columns = "torch.utils.data.StackDataset(**encoding)"
-            return "it holds columns, and a dataset has rows", f"pack({columns}, path)"
-        return "it is one sample", "pack([dict(sample)], path)"
+            return "it holds columns, and a dataset has rows", Pack(columns)
+        return "it is one sample", Pack("[dict(sample)]")
     # Samples by name are of one kind; the fields of one sample seldom are.
     if len(kinds) > 1 or kinds & {int, float, bool, str, type(None)}:
-        return "it is one sample: fields by name", "pack([sample], path)"
-    return "a dict names samples", "pack(list(samples.values()), path)"
+        return "it is one sample: fields by name", Pack("[sample]")
+    return "a dict names samples", Pack("list(samples.values())")
 
 
 def refuse_empty(packable: Source, given: object) -> None:
@@ -182,10 +186,11 @@ def _as_iterable(source: object) -> IterableSource:
     if isinstance(source, Iterable):
         return IterableSource(source)
     why = "it can neither be read by number nor iterated over"
-    fix = "pack(list(samples), path), or a map-style dataset"
+    fix = Fix.of(Pack("list(samples)"), ", or a map-style dataset")
     if callable(source):
         why = "a function gives one iterable a span, and spans= says how many there are"
-        fix = "pack(source, path, spans=8), or pack(source(), path) for one iterable"
+        in_spans = Pack("source", options=(Setting("spans", 8),))
+        fix = Fix.of(in_spans, ", or ", Pack("source()"), " for one iterable")
     raise _cannot_pack_error(source, why, fix)
 
 
@@ -458,10 +463,11 @@ class PtFolder:
         if not self.path.is_dir():
             message = f"There is no folder {self.path}."
             why = "a path names a folder of .pt files, one for each sample"
-            fix = f"its whole path; a relative one begins at {Path.cwd()}"
+            fix = Fix.of(f"its whole path; a relative one begins at {Path.cwd()}")
             if self.path.is_file():
                 message = f"{self.path} is a file, no folder."
-                fix = f"pack(torch.load({str(self.path)!r}), path) for a list in a file"
+                loaded = Pack(f"torch.load({str(self.path)!r})")
+                fix = Fix.of(loaded, " for a list in a file")
             raise DatasetError(message, why=why, fix=fix)
 
     def _matching_files(self) -> Sequence[str]:
@@ -473,12 +479,12 @@ class PtFolder:
 
         if (self.path / MANIFEST).exists():
             message = f"{self.path} is a cache, and no folder of samples."
-            fix = f"open_cache({str(self.path)!r})"
-            raise DatasetError(message, why="it is packed already", fix=fix)
+            cache = Open(str(self.path))
+            raise DatasetError(message, why="it is packed already", fix=cache)
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
         message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"
-        fix = 'PtFolder(path, pattern="**/*.pt")'
+        fix: Part = Setting("pattern", "**/*.pt", within="PtFolder(path, {})")
         if next(self.path.rglob("*.pt"), None) is None:
             # Images, tables: how they are read is the user's to say.
             fix = "a SafeDataset with keys() that lists the files, and load(file)"
@@ -533,14 +539,15 @@ def _refuse_whole_dataset(file: Path, sample: object) -> None:
         message = (
             f"{file} holds a whole InMemoryDataset (data and slices), not a sample."
         )
-        fix = "pack the dataset object itself: pack(MyInMemoryDataset(root), path)"
+        whole = Pack("MyInMemoryDataset(root)")
+        fix = Fix.of("pack the dataset object itself: ", whole)
         raise DatasetError(message, why="PyG saves all graphs in one file", fix=fix)
     if isinstance(sample, list) and sample and hasattr(sample[0], "stores"):
         message = (
             f"{file} holds a list of {count_of(len(sample), 'graphs')}, not a sample."
         )
-        fix = f"pack(torch.load({str(file)!r}, weights_only=False), path)"
-        raise DatasetError(message, why="a folder has one sample a file", fix=fix)
+        loaded = Pack(f"torch.load({str(file)!r}, weights_only=False)")
+        raise DatasetError(message, why="a folder has one sample a file", fix=loaded)
 
 
 def _names_pyg(file: Path) -> bool:
@@ -590,7 +597,9 @@ def _unreadable_file_error(file: Path, error: Exception) -> DatasetError:
     if forbidden:
         message = f"{file} needs {forbidden[1]}, which could run code when it is read."
         why = "it is no tensor and none of PyG's classes"
-        fix = "if you trust its author: pack(PtFolder(path, weights_only=False), ...)"
+        within = "pack(PtFolder(path, {}), ...)"
+        unsafe = Setting("weights_only", value=False, within=within)
+        fix = Fix.of("if you trust its author: ", unsafe)
         return DatasetError(message, why=why, fix=fix)
     message = f"{file} is no file that torch.save wrote, or a damaged one."
     why = str(error).splitlines()[0]
@@ -599,6 +608,6 @@ def _unreadable_file_error(file: Path, error: Exception) -> DatasetError:
     )
 
 
-def _cannot_pack_error(source: object, why: str, fix: str) -> DatasetError:
+def _cannot_pack_error(source: object, why: str, fix: Part | Fix) -> DatasetError:
     message = f"{with_article(type(source).__name__)} cannot be packed."
     return DatasetError(message, why=why, fix=fix)

@@ -32,6 +32,7 @@ from loaderkit.datasets.kinds import (
     Kind,
 )
 from loaderkit.errors import DamagedCacheError, DatasetError
+from loaderkit.fixes import PACK_AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -232,7 +233,7 @@ class Structure:
             RecursionError,
         ) as error:
             message = f"The manifest's structure makes no sense: {error!r:.200}."
-            fix = "pack(source, path, overwrite=True)"
+            fix = PACK_AGAIN
             raise DamagedCacheError(message, why="it was changed", fix=fix) from None
         names = {_called_by_path(column): name for name, column in columns.items()}
         numbers = {

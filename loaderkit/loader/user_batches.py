@@ -38,7 +38,7 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-from loaderkit.loader.ranks import Ranks
+    from loaderkit.loader.ranks import Ranks
 
 
 class UserBatches:

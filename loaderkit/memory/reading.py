@@ -14,6 +14,7 @@ import torch
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_device, suggest_keywords
 from loaderkit.errors import OptionError
+from loaderkit.fixes import Setting
 from loaderkit.habits import DEVICES
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
@@ -228,7 +229,7 @@ def present_device_of(device: str | torch.device | None) -> torch.device:
 def _no_such_device(device: str | torch.device) -> OptionError:
     message = f"device cannot be {str(device)!r}: torch has no device of that name."
     why = "torch names devices by their kind, and a number"
-    return OptionError(message, why=why, fix=f"device={suggest_device(device)!r}")
+    return OptionError(message, why=why, fix=Setting("device", suggest_device(device)))
 
 
 def _machine_counters(host: Host) -> Readings:

@@ -71,7 +71,7 @@ def test_an_error_can_be_read_by_a_program(tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
 
     assert printed["error"] == "CacheError"
-    assert printed["fix"].startswith("pack(source")
+    assert printed["fix"] == f"loaderkit pack SOURCE {tmp_path}"
 
 
 def test_a_dataset_is_packed_by_its_name(tmp_path, capsys):

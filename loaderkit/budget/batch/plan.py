@@ -43,8 +43,10 @@ from loaderkit.budget.step.train_step import (
     dtype_of,
 )
 from loaderkit.errors import BudgetError, OptionError, StepError
+from loaderkit.fixes import Setting
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
+from loaderkit.memory.reading import device_of
 from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import Bar, HasCard, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
@@ -419,16 +421,17 @@ def _available_bytes(
         if size < 1:
             message = f"limit must be positive, and a byte at least, got {limit}."
             why = "it is bytes to fit into, and no share of a memory"
-            raise StepError(message, why=why, fix='limit="8 GiB"')
+            raise StepError(message, why=why, fix=Setting("limit", "8 GiB"))
         return _AvailableBytes(size, "as told")
     if spec.memory_bytes is not None:
         return _AvailableBytes(spec.memory_bytes, "of the specification")
     name = spec.kind if isinstance(device, DeviceSpec) else device
-    free = free_bytes(torch.device(name))
+    free = free_bytes(device_of(name))
     if free is None:
         message = f"There is no {name} here that tells how much memory is free."
         why = "it is not on this machine, or torch has no way to ask it"
-        raise BudgetError(message, why=why, fix='plan_batch(..., limit="8 GiB")')
+        limited = Setting("limit", "8 GiB", within="plan_batch(..., {})")
+        raise BudgetError(message, why=why, fix=limited)
     return _AvailableBytes(free.amount, f"free now ({free.known_from})")
 
 

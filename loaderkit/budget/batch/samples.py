@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 from loaderkit.arguments import with_article
 from loaderkit.dataset_protocol import own_collate
 from loaderkit.errors import OptionError, StepError
+from loaderkit.fixes import Either
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
@@ -287,8 +288,9 @@ def _count_checked(dataset: Any) -> int:
     """Count the samples; refuse what is no dataset, or an empty one."""
     mistake = mistaken_for_dataset(dataset)
     if mistake is not None:
-        fix = mistake.fix("plan_batch(model, {}, device)")
-        raise OptionError(mistake.what, why=mistake.why, fix=fix)
+        code = mistake.fix("plan_batch(model, {}, device)")
+        instead = _samples_by_name(code, mistake.instead)
+        raise OptionError(mistake.what, why=mistake.why, fix=instead)
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
         message = "the dataset is empty, or has no length to plan with."
@@ -298,9 +300,15 @@ def _count_checked(dataset: Any) -> int:
     if isinstance(dataset, Mapping) and set(dataset) != set(range(count)):
         message = f"{with_article(type(dataset).__name__)} is no dataset."
         why = "its keys are not the numbers from 0 on"
-        fix = "plan_batch(model, list(samples.values()), device)"
-        raise OptionError(message, why=why, fix=fix)
+        values = "list(samples.values())"
+        code = f"plan_batch(model, {values}, device)"
+        raise OptionError(message, why=why, fix=_samples_by_name(code, values))
     return count
+
+
+def _samples_by_name(code: str, samples: str) -> Either:
+    """Write a call with other samples, which a command line names by a file's name."""
+    return Either(code, f"samples = {samples} in data.py, and data.py:samples")
 
 
 def samples_of_shape(text: str, count: int) -> list[Any]:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from loaderkit.arguments import check_callable, kind_of, suggest_device
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.errors import StepError
+from loaderkit.fixes import Either, Setting
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
@@ -79,7 +80,7 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
     if kind is not None and not isinstance(dtype, torch.dtype):
         message = f"autocast must be a type of tensor, got {kind!r}."
         why = "torch has no such type"
-        raise StepError(message, why=why, fix='autocast="bfloat16"')
+        raise StepError(message, why=why, fix=Setting("autocast", "bfloat16"))
     return dtype
 
 
@@ -411,8 +412,7 @@ def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
             message = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
             message += f"callable or an optimizer, got {optimizer!r}."
             why = "there is none of that name"
-            fix = f"optimizer={_nearest_optimizer(optimizer)}"
-            raise StepError(message, why=why, fix=fix)
+            raise StepError(message, why=why, fix=_nearest_optimizer(optimizer))
         return classes[optimizer.lower()](parameters, lr=1e-3)
     if isinstance(optimizer, torch.optim.Optimizer):
         return type(optimizer)(parameters, **optimizer.defaults)
@@ -421,19 +421,22 @@ def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
     message = "optimizer must be a name, a class, a callable or an optimizer"
     message += f", got {optimizer!r}."
     why = f"it is {kind_of(optimizer)}"
-    raise StepError(message, why=why, fix='optimizer="adam"')
+    raise StepError(message, why=why, fix=Setting("optimizer", "adam"))
 
 
-def _nearest_optimizer(name: str) -> str:
+def _nearest_optimizer(name: str) -> Setting | Either:
     """Write the name, or the class, that was probably meant.
 
-    >>> _nearest_optimizer("adma"), _nearest_optimizer("NAdam")
-    ("'adam'", 'torch.optim.NAdam')
+    >>> print(_nearest_optimizer("adma"), _nearest_optimizer("NAdam"))
+    optimizer='adam' optimizer=torch.optim.NAdam
     """
-    if hasattr(torch.optim, name):
-        return f"torch.optim.{name}"
     near = difflib.get_close_matches(name.lower(), _OPTIMIZERS, 1)
-    return repr(near[0] if near else "adam")
+    nearest = Setting("optimizer", near[0] if near else "adam")
+    if not hasattr(torch.optim, name):
+        return nearest
+    # A command line takes names alone.
+    code = f"optimizer=torch.optim.{name}"
+    return Either(code, f"--optimizer {nearest.value}")
 
 
 def _choose_variant(group: dict[str, Any], step: Step) -> None:
