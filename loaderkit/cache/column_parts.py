@@ -64,6 +64,9 @@ class ShardPart:
     low: int | None
     """Least and greatest value of a column that loaderkit counts with; else None."""
     high: int | None
+    ready_values: NDArray[Any] | None
+    """The values where a batch may take rows without looking further: neither
+    compressed, nor with offsets to check, nor larger than memory.  Else None."""
 
     def locate_rows(self, samples: Ints, _shards: Ints) -> tuple[Ints, Ints]:
         """Say where the rows of samples lie.
@@ -78,9 +81,9 @@ class ShardPart:
             # Damaged rows may lack a sample; whatever is found lies in the column.
             samples = np.searchsorted(self.rows, samples).clip(0, len(self.rows) - 1)
         if self.offsets is None:
-            lengths = np.full(len(samples), self.rows_per_sample, np.int64)
             if self.rows_per_sample == 1:
-                return samples, lengths
+                return samples, np.ones(len(samples), np.int64)
+            lengths = np.full(len(samples), self.rows_per_sample, np.int64)
             return samples * self.rows_per_sample, lengths
         starts = self.offsets.take(samples)
         lengths = self.offsets.take(samples + 1)
@@ -129,6 +132,7 @@ class JoinedPart:
         self._values, self._offsets = values, offsets
         self.values: NDArray[Any] = values.rows
         self.unstackable, self.offsets_are_checked = unstackable, True
+        self.ready_values = None if shards.larger_than_memory else values.rows
 
         # What a batch looks up is an array over all shards of the cache, indexed by
         # the number of a shard.
@@ -263,7 +267,7 @@ class JoinedPart:
 
         offsets = self._offsets.rows_of(index_in_offsets)
         if not are_few_enough_to_check(offsets):
-            self.offsets_are_checked = False
+            self.offsets_are_checked, self.ready_values = False, None
         elif not are_offsets(offsets, int(self._row_counts[shard])):
             raise damaged_offsets(self._shards, shard, self._name)
 

@@ -15,7 +15,7 @@ import mmap
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -117,10 +117,11 @@ class ColumnReader:
         """
         first_shard = self.grouping.first_shards[number]
         joined = self._joined_parts.get(first_shard)
-        if joined is None:
-            return self.shard_part(first_shard)
-        joined.open(shards)
-        return joined
+        if joined is not None:
+            joined.open(shards)
+            return joined
+        part = self._shard_parts.get(first_shard)
+        return self.shard_part(first_shard) if part is None else part
 
     def shard_part(self, shard: int) -> ShardPart:
         """Give the column in one shard.
@@ -475,6 +476,11 @@ class ColumnReader:
             offsets_are_checked = are_few_enough_to_check(offsets)
             if offsets_are_checked and not are_offsets(offsets, values.shape[0]):
                 raise damaged_offsets(self._shards, shard, self.name)
+        can_be_taken_from = (
+            isinstance(values, np.ndarray)
+            and offsets_are_checked
+            and not self._shards.larger_than_memory
+        )
         return ShardPart(
             values,
             offsets,
@@ -488,6 +494,7 @@ class ColumnReader:
             dense_shape=array.shape[1:],
             low=column.low,
             high=column.high,
+            ready_values=cast("NDArray[Any]", values) if can_be_taken_from else None,
         )
 
     def _index_array(self, shard: int, name: str | None) -> Ints | None:

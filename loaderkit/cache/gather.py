@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SLICE_BYTES = 16 << 10
 """From this mean run size on, slices beat an index."""
+_FEWEST_SAMPLES = 4
+"""Fewer samples of one part are copied slice by slice, whatever their size."""
 _CACHED_BYTES = 1 << 20
 """A padded batch up to this size is filled with zeros first: it saves a call a sample,
 a third of the time of small ones.  A larger one leaves the processor's cache meanwhile,
@@ -134,7 +136,7 @@ class PartRanges:
 class RowRanges:
     """Where the rows of a batch lie, for all columns that share their offsets."""
 
-    __slots__ = ("_output_rows", "ends", "lengths", "parts", "total")
+    __slots__ = ("_output_rows", "_row_index", "ends", "lengths", "parts", "total")
 
     def __init__(self, parts: tuple[PartRanges, ...], lengths: Ints) -> None:
         self.parts = parts
@@ -146,6 +148,17 @@ class RowRanges:
         self.total = int(self.ends[-1])
         """Rows in the batch."""
         self._output_rows: list[Ints] | None = None
+        self._row_index: Ints | None = None
+
+    def row_index(self) -> Ints:
+        """Give the rows of a batch that lies in one part, sample after sample."""
+        if self._row_index is None:
+            [part] = self.parts
+            if part.has_single_rows:
+                self._row_index = part.starts
+            else:
+                self._row_index = _expand(part.starts, part.lengths, self.ends[:-1])
+        return self._row_index
 
     def moved(self, starts_of_parts: Mapping[int, Ints]) -> RowRanges:
         """Give the same rows where some parts hold them elsewhere.
@@ -181,10 +194,14 @@ def expand_ranges(starts: Ints, lengths: Ints) -> Ints:
     >>> expand_ranges(np.array([5, 0]), np.array([3, 2]))
     array([5, 6, 7, 0, 1])
     """
-    ends = lengths.cumsum()
+    return _expand(starts, lengths, lengths.cumsum() - lengths)
+
+
+def _expand(starts: Ints, lengths: Ints, begins: Ints) -> Ints:
+    """Do the same where it is known how many numbers come before each range."""
     # Counting up from 0 over all ranges, each begins at a number that is too large by
     # what came before it.
-    index: Ints = (starts - ends + lengths).repeat(lengths)
+    index: Ints = (starts - begins).repeat(lengths)
     index += np.arange(len(index))
     return index
 
@@ -215,6 +232,27 @@ def gather(
         _gather_slices(values_of_parts, ranges, out)
     else:
         _gather_slices_in_memory_order(values_of_parts, ranges, out)
+
+
+def gather_from_array(
+    values: NDArray[Any],
+    ranges: RowRanges,
+    out: NDArray[Any],
+    add: Ints | None = None,
+) -> None:
+    """Do what ``gather`` does where all rows lie in one array, in fewer calls.
+
+    Args:
+        values: The only part of the column that has rows of the batch ``[n, *rest]``.
+        ranges: Where the rows lie in it; the samples are in the order of the batch.
+        out: As for ``gather``.
+        add: As for ``gather``.
+    """
+    nbytes, samples = out.nbytes, len(ranges.lengths)
+    if nbytes >= SLICE_BYTES * samples or samples < _FEWEST_SAMPLES:
+        gather({ranges.parts[0].number: values}, ranges, out, add)
+    elif nbytes:
+        _take(values, ranges, out, add)
 
 
 def gather_padded(
@@ -321,31 +359,21 @@ def _are_slices_faster(
             return True  # decompressed on the way, and cannot be indexed
     mean_bytes = out.nbytes // len(ranges.lengths)
     # An index costs some numpy calls a part, which few samples do not pay for.
-    has_few_samples_a_part = len(ranges.lengths) < 4 * len(ranges.parts)
+    has_few_samples_a_part = len(ranges.lengths) < _FEWEST_SAMPLES * len(ranges.parts)
     return mean_bytes >= SLICE_BYTES or has_few_samples_a_part
 
 
 def _gather_by_index(
     values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any], add: Ints | None
 ) -> None:
-    addends = None
-    if add is not None:
-        # One for each row, with axes of length 1 for those that it lacks.
-        addends = add.repeat(ranges.lengths, axis=0)
-        addends = addends.reshape(addends.shape + (1,) * (out.ndim - add.ndim))
-
+    if ranges.parts[0].positions is None:
+        only_values: Any = values_of_parts[ranges.parts[0].number]
+        _take(only_values, ranges, out, add)
+        return
+    addends = _addends(add, ranges, out)
     for number, part in enumerate(ranges.parts):
         values: Any = values_of_parts[part.number]
-        is_whole_batch = part.positions is None
-        if is_whole_batch and addends is None and _have_same_layout(values, out):
-            # With mode="raise" numpy gathers into a buffer and copies it: twice the
-            # time.  That the rows lie in the column was seen from its offsets.
-            values.take(part.row_index(), axis=0, out=out, mode="clip")
-            return
         rows = values.take(part.row_index(), axis=0, mode="clip")
-        if is_whole_batch:
-            _store_rows(rows, addends, out)
-            return
         output_rows = ranges.output_rows(number)
         if addends is None:
             out[output_rows] = rows
@@ -356,23 +384,43 @@ def _gather_by_index(
             )
 
 
+def _take(
+    values: NDArray[Any], ranges: RowRanges, out: NDArray[Any], add: Ints | None
+) -> None:
+    """Copy the rows of a whole batch out of one array through an index."""
+    index = ranges.row_index()
+    # With mode="raise" numpy gathers into a buffer and copies it: twice the time.  That
+    # the rows lie in the column was seen from its offsets.
+    if add is None and values.dtype == out.dtype and out.flags.c_contiguous:
+        values.take(index, axis=0, out=out, mode="clip")
+    else:
+        rows = values.take(index, axis=0, mode="clip")
+        _store_rows(rows, _addends(add, ranges, out), out)
+
+
+def _addends(add: Ints | None, ranges: RowRanges, out: NDArray[Any]) -> Ints | None:
+    """Repeat what is added to a sample for each of its rows ``[total, *rest]``.
+
+    Returns:
+        Axes that it lacks have length 1; None where nothing is added.
+    """
+    if add is None:
+        return None
+    addends: Ints = add.repeat(ranges.lengths, axis=0)
+    return addends.reshape(addends.shape + (1,) * (out.ndim - add.ndim))
+
+
 def _store_rows(rows: NDArray[Any], addends: Ints | None, out: NDArray[Any]) -> None:
     """Copy the rows of a whole batch to their place, adding what is to be added."""
     if addends is None:
         out[...] = rows
         return
-    axes = _memory_order(out)
-    np.add(
-        rows.transpose(axes),
-        addends.transpose(axes),
-        out.transpose(axes),
-        dtype=out.dtype,
-        casting="unsafe",
-    )
-
-
-def _have_same_layout(values: NDArray[Any], out: NDArray[Any]) -> bool:
-    return values.dtype == out.dtype and out.flags.c_contiguous
+    if not out.flags.c_contiguous:
+        axes = _memory_order(out)
+        rows, addends = rows.transpose(axes), addends.transpose(axes)
+        out = out.transpose(axes)
+    # unsafe: bytes wrap around, as they do in torch
+    np.add(rows, addends, out, dtype=out.dtype, casting="unsafe")
 
 
 def _gather_slices(

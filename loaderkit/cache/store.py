@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -332,7 +332,7 @@ class SampleSelection:
             The ranges of rows.  Columns that share their offsets get the same object.
         """
         if column.grouping.part_of_shard is None:
-            return self._row_ranges_in_only_part(column)
+            return self.locate(column)[1]
         selections = self.by_part(column)
         # Columns with the same layout may number their parts differently: if earlier
         # shards lack a column, it has fewer parts.  So the number belongs to the key.
@@ -342,27 +342,37 @@ class SampleSelection:
             ranges = self._row_ranges[key] = self._locate_rows(selections)
         return ranges
 
-    def _row_ranges_in_only_part(self, column: ColumnReader) -> RowRanges:
-        """Look up the rows in a column that can be read as one array.
+    def locate(self, column: ColumnReader) -> tuple[NDArray[Any] | None, RowRanges]:
+        """Look up the rows of the samples, and the array in which they lie.
 
-        A cache of one file has no others, so this is kept short.
+        Most columns of a batch are one array from which it can take its rows at once,
+        so this is kept short.
+
+        Args:
+            column: A column that all the samples have.
+
+        Returns:
+            That array; None where ``column.gather`` has to see to the values first:
+            there are several, they are compressed, larger than memory, or have offsets
+            to check.  And the ranges of rows, as ``row_ranges`` gives them.
         """
+        if column.grouping.part_of_shard is not None:
+            return None, self.row_ranges(column)
         part = column.part(0, self.unique_shards)
         ranges = self._row_ranges.get(part.layout_key)
-        if ranges is not None:
-            return ranges
-        starts, lengths = part.locate_rows(self.samples, self.shards)
-        in_part = PartRanges(
-            0,
-            starts,
-            lengths,
-            None,
-            shards=self.shards,
-            unique_shards=self.unique_shards,
-            has_single_rows=part.has_single_rows,
-        )
-        ranges = self._row_ranges[part.layout_key] = RowRanges((in_part,), lengths)
-        return ranges
+        if ranges is None:
+            starts, lengths = part.locate_rows(self.samples, self.shards)
+            in_part = PartRanges(
+                0,
+                starts,
+                lengths,
+                None,
+                shards=self.shards,
+                unique_shards=self.unique_shards,
+                has_single_rows=part.has_single_rows,
+            )
+            ranges = self._row_ranges[part.layout_key] = RowRanges((in_part,), lengths)
+        return part.ready_values, ranges
 
     def _all_in_part(self, column: ColumnReader, number: int) -> PartSelection:
         part = column.part(number, self.unique_shards)

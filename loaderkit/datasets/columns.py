@@ -289,7 +289,7 @@ def join_graph_column(
     graph = graph._replace(children=stores)
     structure = Structure(variants=[graph], columns=opened.structure.columns)
     recipe = GraphRecipe(opened.store, structure, 0, classes)
-    if recipe.fields_joined_by_pyg:
+    if recipe.needs_pyg:
         # PyG may ask for the graph's number of nodes, which another field tells.
         return None
     batch = recipe.batch(rows, (), ())

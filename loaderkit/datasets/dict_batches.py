@@ -26,7 +26,7 @@ from loaderkit.datasets.containers import (
     make_named_tuple,
     refilled,
 )
-from loaderkit.datasets.gathering import BatchGather
+from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
 from loaderkit.datasets.plain_columns import PlainColumn
 from loaderkit.datasets.ragged import Padded, concatenate, jag, mask_of, pack_rows, pad
@@ -69,6 +69,11 @@ class DictRecipe:
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
         self.variant = _stack_equal_shapes(store, variant)
+        self._columns = {
+            leaf.column.name: BatchColumn(store, leaf.column)
+            for leaf in _gathered_leaves(self.variant)
+        }
+        """Those that tensors are gathered from, by name."""
         self._plain_columns: dict[str, PlainColumn] | None = None
         """By name; None before the first batch, which groups the shards."""
 
@@ -115,14 +120,15 @@ class DictRecipe:
             return gather.texts(column)
         if how is DictJoin.BY_TORCH:
             return _collate_plain(gather.values(leaf, self.classes))
+        of_batch = self._columns[column.name]
         if column.axis is None:
-            return gather.tensor(column)[0]
+            return gather.tensor(of_batch)[0]
         if self.ragged == "padded":
-            value, runs = gather.padded(column)
+            value, runs = gather.padded(of_batch)
             # A copy: fields whose samples are equally long have the same ``runs``.
             lengths = gather.to_tensor(runs.lengths.copy())
             return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
-        value, runs = gather.tensor(column)
+        value, runs = gather.tensor(of_batch)
         return END_TO_END[self.ragged](value, gather.to_tensor(runs.lengths))
 
     def _find_plain_columns(self) -> dict[str, PlainColumn]:
@@ -140,7 +146,7 @@ class DictRecipe:
         """Bytes of all tensors of a batch, each with room to be aligned."""
         nbytes = 0
         for leaf in _gathered_leaves(self.variant):
-            nbytes += gather.total_bytes(leaf.column)
+            nbytes += gather.total_bytes(self._columns[leaf.column.name])
             nbytes += 8 * (len(gather) + _ALIGNMENT_NUMBERS)
         return nbytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.cache.gather import RowRanges
+from loaderkit.cache.gather import RowRanges, gather_from_array
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier
 from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
@@ -37,6 +37,28 @@ class UnlikeShapesError(Exception):
     """The samples of a batch cannot be joined; caught, and told better."""
 
 
+class BatchColumn:
+    """A column of tensors, arrays or numbers, as every batch of a recipe joins it.
+
+    What of that follows from the cache alone is looked up once, not in each batch.
+
+    Args:
+        store: The cache.
+        spec: The column.
+    """
+
+    __slots__ = ("axis", "dtype", "held_as", "reader")
+
+    def __init__(self, store: Store, spec: ColumnSpec) -> None:
+        self.reader = store.column(spec.name, stacked=spec.axis is None)
+        self.axis = spec.axis
+        """Along which samples are joined; None where they are stacked."""
+        self.dtype = batch_dtype(spec)
+        """What the values have in a batch."""
+        self.held_as = carrier(self.dtype)
+        """What they are copied as, where numpy does not know that dtype."""
+
+
 class BatchGather:
     """One batch in the making.
 
@@ -57,23 +79,23 @@ class BatchGather:
         self._per_sample: dict[int, Ints] = {}
         self._cumsums: dict[int, Ints] = {}
         self._slices: dict[RowRanges, torch.Tensor] = {}
-        self._memo: dict[str, torch.Tensor] = {}
+        self._arange: torch.Tensor | None = None
+        self._zeros: torch.Tensor | None = None
         self._located: dict[object, tuple[Ints, Ints]] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, spec: ColumnSpec) -> ColumnReader:
-        """Find a column in the store."""
-        return self.store.column(spec.name, stacked=spec.axis is None)
-
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make room for a tensor, in the shared segment where there is one."""
-        held_as = carrier(dtype)
+        return self._make_room(shape, carrier(dtype))
+
+    def _make_room(self, shape: tuple[int, ...], held_as: torch.dtype) -> torch.Tensor:
         self.room.take(math.prod(shape) * held_as.itemsize)
         if self.arena is not None:
             return self.arena.empty(shape, held_as)
-        return torch.empty(shape, dtype=held_as)
+        # Unpacked: torch parses a tuple beside a dtype in twice the time.
+        return torch.empty(*shape, dtype=held_as)
 
     def to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """Make a tensor of a small new array."""
@@ -86,14 +108,14 @@ class BatchGather:
 
     def tensor(
         self,
-        spec: ColumnSpec,
+        column: BatchColumn,
         dtype: torch.dtype | None = None,
         add: Ints | None = None,
     ) -> tuple[torch.Tensor, RowRanges]:
         """Join a column's values along its axis, or stack them where it has none.
 
         Args:
-            spec: Of tensors, arrays or numbers that all samples of the batch have.
+            column: One that all samples of the batch have.
             dtype: What to widen to while copying; its own if None.
             add: What to add to each sample ``[B]`` or ``[B, k]``; needs ``dtype`` and
                 integers.
@@ -104,24 +126,36 @@ class BatchGather:
         Raises:
             UnlikeShapesError: The samples differ in another axis than that one.
         """
-        column = self.column(spec)
-        runs, row_shape = self.layout(column)
-        axis = spec.axis
-        dtype = batch_dtype(spec) if dtype is None else dtype
-        if axis:
-            shape = (*row_shape[:axis], runs.total, *row_shape[axis:])
-            tensor = self.empty(shape, dtype)
-            column.gather(runs, _axis_first(tensor.numpy(), axis), add=add)
+        reader, axis = column.reader, column.axis
+        row_shape = reader.row_shape
+        if row_shape is None:
+            array = None
+            ranges, row_shape = self.layout(reader)
         else:
-            tensor = self.empty((runs.total, *row_shape), dtype)
-            column.gather(runs, tensor.numpy(), add=add)
-        return _seen_as(tensor, dtype), runs
+            array, ranges = self.selection.locate(reader)
+        held_as = column.held_as
+        if dtype is None:
+            dtype = column.dtype
+        else:
+            held_as = carrier(dtype)
+        if axis:
+            shape = (*row_shape[:axis], ranges.total, *row_shape[axis:])
+            tensor = self._make_room(shape, held_as)
+            out = _axis_first(tensor.numpy(), axis)
+        else:
+            tensor = self._make_room((ranges.total, *row_shape), held_as)
+            out = tensor.numpy()
+        if array is None:
+            reader.gather(ranges, out, add=add)
+        else:
+            gather_from_array(array, ranges, out, add)
+        return (tensor if held_as is dtype else tensor.view(dtype)), ranges
 
-    def padded(self, spec: ColumnSpec) -> tuple[torch.Tensor, RowRanges]:
+    def padded(self, column: BatchColumn) -> tuple[torch.Tensor, RowRanges]:
         """Pad a column's values, copying each sample straight to where it goes.
 
         Args:
-            spec: Of tensors whose first axis varies.
+            column: One whose first axis varies.
 
         Returns:
             ``[B, L, *row_shape]`` with zeros behind a sample's end, and where the rows
@@ -130,44 +164,42 @@ class BatchGather:
         Raises:
             UnlikeShapesError: The samples differ in another axis than the first.
         """
-        column = self.store.column(spec.name)
-        runs, row_shape = self.layout(column)
-        dtype = batch_dtype(spec)
-        longest = int(runs.lengths.max()) if len(self) else 0
-        tensor = self.empty((len(self), longest, *row_shape), dtype)
-        column.gather_padded(runs, tensor.numpy())
-        return _seen_as(tensor, dtype), runs
+        ranges, row_shape = self.layout(column.reader)
+        longest = int(ranges.lengths.max()) if len(self) else 0
+        tensor = self._make_room((len(self), longest, *row_shape), column.held_as)
+        column.reader.gather_padded(ranges, tensor.numpy())
+        return _seen_as(tensor, column.dtype), ranges
 
-    def mean_bytes(self, spec: ColumnSpec) -> int:
+    def mean_bytes(self, column: BatchColumn) -> int:
         """Say how many bytes a tensor of a sample has on average.
 
         Raises:
             UnlikeShapesError: The samples differ in another axis than the column's.
         """
-        return self.total_bytes(spec) // max(1, len(self))
+        return self.total_bytes(column) // max(1, len(self))
 
-    def total_bytes(self, spec: ColumnSpec) -> int:
+    def total_bytes(self, column: BatchColumn) -> int:
         """Say how many bytes the tensors of all samples have.
 
         Raises:
             UnlikeShapesError: The samples differ in another axis than the column's.
         """
-        return self.count_numbers(spec) * batch_dtype(spec).itemsize
+        return self.count_numbers(column) * column.dtype.itemsize
 
-    def count_numbers(self, spec: ColumnSpec) -> int:
+    def count_numbers(self, column: BatchColumn) -> int:
         """Count the numbers in the tensors of all samples.
 
         Raises:
             UnlikeShapesError: The samples differ in another axis than the column's.
         """
-        runs, row_shape = self.layout(self.column(spec))
-        return math.prod(row_shape) * runs.total
+        ranges, row_shape = self.layout(column.reader)
+        return math.prod(row_shape) * ranges.total
 
-    def separate_tensors(self, spec: ColumnSpec) -> list[torch.Tensor]:
+    def separate_tensors(self, column: BatchColumn) -> list[torch.Tensor]:
         """Copy each sample's tensor into memory of its own.
 
         Args:
-            spec: Of tensors that all samples have.
+            column: One that all samples have.
 
         Returns:
             Tensors ``[B]``, contiguous.
@@ -175,21 +207,19 @@ class BatchGather:
         Raises:
             UnlikeShapesError: The samples differ in another axis than the column's.
         """
-        column = self.column(spec)
-        runs, row_shape = self.layout(column)
-        dtype = batch_dtype(spec)
-        axis = spec.axis or 0
+        ranges, row_shape = self.layout(column.reader)
+        axis = column.axis or 0
         tensors = [
-            self.empty((*row_shape[:axis], length, *row_shape[axis:]), dtype)
-            for length in runs.lengths.tolist()
+            self._make_room(
+                (*row_shape[:axis], length, *row_shape[axis:]), column.held_as
+            )
+            for length in ranges.lengths.tolist()
         ]
         rows = [_axis_first(tensor.numpy(), axis) for tensor in tensors]
-        column.gather_separately(runs, rows)
-        if spec.axis is None:
+        column.reader.gather_separately(ranges, rows)
+        if column.axis is None:
             tensors = [tensor[0] for tensor in tensors]
-        if dtype is carrier(dtype):
-            return tensors
-        return [tensor.view(dtype) for tensor in tensors]
+        return [_seen_as(tensor, column.dtype) for tensor in tensors]
 
     def located_rows(self, part: Part) -> tuple[Ints, Ints]:
         """Say where the rows of the samples lie in the only part of a column.
@@ -263,11 +293,15 @@ class BatchGather:
 
     def arange(self) -> torch.Tensor:
         """Give 0, 1 ... B ``[B + 1]``, the slices of values that are stacked."""
-        return self._once("arange", lambda: np.arange(len(self) + 1))
+        if self._arange is None:
+            self._arange = self.to_tensor(np.arange(len(self) + 1))
+        return self._arange
 
     def zeros(self) -> torch.Tensor:
         """Give B zeros, the increments of fields that have none."""
-        return self._once("zeros", lambda: np.zeros(len(self), np.int64))
+        if self._zeros is None:
+            self._zeros = self.to_tensor(np.zeros(len(self), np.int64))
+        return self._zeros
 
     def per_sample(self, name: str, width: int = 0) -> Ints:
         """Look up one small number a sample; zero where the column was left out.
@@ -336,11 +370,14 @@ class BatchGather:
     def _joined_bytes(self, spec: ColumnSpec) -> tuple[bytes, list[int]]:
         """Join the bytes of all samples, and say where each begins and ends."""
         column = self.store.column(spec.name)
-        runs = self.selection.row_ranges(column)
-        self.room.take(2 * runs.total)
-        joined = np.empty(runs.total, np.uint8)
-        column.gather(runs, joined)
-        return joined.tobytes(), runs.ends.tolist()
+        array, ranges = self.selection.locate(column)
+        self.room.take(2 * ranges.total)
+        joined = np.empty(ranges.total, np.uint8)
+        if array is None:
+            column.gather(ranges, joined)
+        else:
+            gather_from_array(array, ranges, joined)
+        return joined.tobytes(), ranges.ends.tolist()
 
     def values(self, node: Node, classes: Classes) -> list[Any]:
         """Put a part of every sample together, one by one."""
@@ -355,11 +392,6 @@ class BatchGather:
             decode(node, leaf_reader(self.store, int(row)), classes)
             for row in self.rows
         ]
-
-    def _once(self, name: str, make: Callable[[], NDArray[Any]]) -> torch.Tensor:
-        if name not in self._memo:
-            self._memo[name] = self.to_tensor(make())
-        return self._memo[name]
 
 
 def leaf_reader(store: Store, row: int) -> Callable[[Leaf], NDArray[Any]]:

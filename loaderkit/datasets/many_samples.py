@@ -15,7 +15,7 @@ import torch
 
 from loaderkit.cache.gather import SLICE_BYTES
 from loaderkit.datasets.decode import make_nest
-from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError
+from loaderkit.datasets.gathering import BatchColumn, BatchGather, UnlikeShapesError
 from loaderkit.datasets.kinds import (
     LEAF_KINDS,
     NEST_KINDS,
@@ -91,8 +91,9 @@ class _SamplesReader:
         column = leaf.column
         how = LEAF_KINDS[column.kind].in_graphs
         if how is GraphJoin.TENSOR_OF_NUMBERS:
-            numbers: list[Any] = self._gather.tensor(column)[0].tolist()
-            return numbers
+            numbers, _ = self._gather.tensor(self._batch_column(column))
+            values: list[Any] = numbers.tolist()
+            return values
         if how is GraphJoin.CONCATENATE:
             # More than one axis may differ: then they are read one by one.
             with contextlib.suppress(UnlikeShapesError):
@@ -100,9 +101,10 @@ class _SamplesReader:
         return self._gather.values(leaf, self._classes)
 
     def _read_tensors(self, column: ColumnSpec) -> Sequence[torch.Tensor]:
-        if self._gather.mean_bytes(column) >= SLICE_BYTES:
-            return self._gather.separate_tensors(column)
-        joined, runs = self._gather.tensor(column)
+        of_batch = self._batch_column(column)
+        if self._gather.mean_bytes(of_batch) >= SLICE_BYTES:
+            return self._gather.separate_tensors(of_batch)
+        joined, runs = self._gather.tensor(of_batch)
         # torch's own annotations say that these two return nothing.
         unbind_copy: Any = torch.unbind_copy
         split_copy: Any = torch.split_with_sizes_copy
@@ -112,6 +114,9 @@ class _SamplesReader:
         else:
             tensors = split_copy(joined, runs.lengths.tolist(), column.axis)
         return tensors
+
+    def _batch_column(self, column: ColumnSpec) -> BatchColumn:
+        return BatchColumn(self._gather.store, column)
 
     def _read_graphs(self, node: Nest) -> list[Any]:
         graphs = self._classes.blanks(str(node.cls), len(self._gather))

@@ -502,7 +502,7 @@ def stored_bytes(gather: BatchGather, node: Node) -> Ints:
     total = np.zeros(len(gather), np.int64)
     for leaf in leaves_of(node):
         spec = leaf.column
-        column = gather.column(spec)
+        column = gather.store.column(spec.name, stacked=spec.axis is None)
         itemsize = 1 if spec.row.is_text else batch_dtype(spec).itemsize
         lengths = gather.selection.row_ranges(column).lengths
         for selection in gather.selection.by_part(column):
