@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def why_unsendable(parts: Mapping[str, Any]) -> str:
+def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
     """Find what keeps objects from travelling to a worker that is started anew.
 
     Args:
         parts: Objects by name.
+        method: How the worker would be started.
 
     Returns:
         The path of the part that cannot be pickled, or be made again from its pickle,
         and why; or why no process can be started anew.  Empty when all can.
     """
-    return why_no_new_process() or _why_parts_unsendable(parts)
+    return why_no_new_process(method) or _why_parts_unsendable(parts)
 
 
 def can_fork(**parts: object) -> bool:

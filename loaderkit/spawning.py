@@ -30,13 +30,16 @@ _TYPED_FILES = ("<stdin", "<python-input", "<ipython-input", "<console")
 is also what dataclasses make."""
 _NOTEBOOK_FILES = "ipykernel_"
 """A part of them, of code that was typed into a notebook."""
-_WHO_AM_I = frozenset({"current_process", "MainProcess"})
+_NAMES_OF_PROCESSES = frozenset({"current_process", "MainProcess"})
 """Names by which a script tells that it is run again, other than ``__name__``.  Not
 ``parent_process``: that is set behind the import of the main module."""
 
 
-def why_no_new_process() -> str:
+def why_no_new_process(method: str) -> str:
     """Say why no process can be started anew from this one, whatever it is sent.
+
+    Args:
+        method: How it would be started: "spawn" or "forkserver".
 
     Returns:
         The reason; empty where one can.
@@ -47,10 +50,39 @@ def why_no_new_process() -> str:
     if not main_file.exists():
         return f"a new process would run {main_file.name} again, which is no file"
     source = _read_source(main_file)
-    if source is None or source.is_guarded:
+    if source is None or source.asks_for_its_name:
         return ""
     reason = f"a new process would run {main_file.name} again from its first line: "
-    return reason + 'it has no line if __name__ == "__main__"'
+    reason += 'it has no line if __name__ == "__main__"'
+    if not source.asks_for_its_process:
+        return reason
+    is_run_by_server = method == "forkserver" and fork_server_runs_scripts()
+    if not is_run_by_server or _is_run_as_module():
+        return ""
+    return f"{reason}, and the fork server's process is called MainProcess too"
+
+
+def fork_server_runs_scripts(version: tuple[int, ...] | None = None) -> bool:
+    """Tell whether the fork server imports the main script, before it forks.
+
+    It was always meant to, and did not until CPython's issue 126631 was mended, in
+    3.13.8 and 3.14.1.  Of ``python -m module`` it still does not know.
+
+    Args:
+        version: Of Python; None for this one.
+
+    >>> fork_server_runs_scripts((3, 11, 7)), fork_server_runs_scripts((3, 13, 8))
+    (False, True)
+    >>> fork_server_runs_scripts((3, 14, 0)), fork_server_runs_scripts((3, 15, 0))
+    (False, True)
+    """
+    version = version or sys.version_info[:3]
+    return version >= (3, 14, 1) or (3, 13, 8) <= version < (3, 14, 0)
+
+
+def _is_run_as_module() -> bool:
+    """Tell whether the main module was found by its name, not by its file."""
+    return getattr(sys.modules.get("__main__"), "__spec__", None) is not None
 
 
 def why_not_importable(thing: type | types.FunctionType) -> str:
@@ -90,8 +122,11 @@ class _Source:
     names: frozenset[str] | None
     """All that it may bind, outside of what is run for the main process alone; None
     where its text does not tell."""
-    is_guarded: bool
-    """It asks who runs it."""
+    asks_for_its_name: bool
+    """A statement of it depends on ``__name__``."""
+    asks_for_its_process: bool
+    """It looks at the name of the process, which is set before it is run again; but
+    not in the fork server, which keeps the name of a main process."""
 
 
 def _main_file() -> Path | None:
@@ -127,19 +162,19 @@ def _parse_source(file: Path, changed_ns: int) -> _Source | None:  # noqa: ARG00
         module = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):  # compiled, say
         return None
-    is_guarded = False
+    asks_for_its_name = False
     names: set[str] = set()
     for statement in module.body:
-        is_guarded |= _is_guard(statement)
+        asks_for_its_name |= _is_guard(statement)
         not_run: list[ast.stmt] = []
         if isinstance(statement, ast.If) and _is_for_main_alone(statement.test):
             not_run = statement.body
         for node in _walk_outside(statement, not_run):
             names |= _names_bound_by(node)
     mentioned = {_name_of(node) for node in ast.walk(module)}
-    is_guarded |= not _WHO_AM_I.isdisjoint(mentioned)
+    asks_for_its_process = not _NAMES_OF_PROCESSES.isdisjoint(mentioned)
     known_names = None if "*" in names else frozenset(names)
-    return _Source(known_names, is_guarded)
+    return _Source(known_names, asks_for_its_name, asks_for_its_process)
 
 
 def _is_guard(statement: ast.stmt) -> bool:

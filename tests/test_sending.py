@@ -81,7 +81,7 @@ def test_what_is_said_not_to_arrive_is_what_does_not(name):
     # Test files are modules that only pytest can import.
     thing = types.SimpleNamespace(held=[held])
 
-    assert bool(why_unsendable({"dataset": thing})) == fails_to_arrive(thing)
+    assert bool(why_unsendable({"dataset": thing}, "spawn")) == fails_to_arrive(thing)
 
     if isinstance(held, sqlite3.Connection):
         held.close()  # from Python 3.13 on it warns otherwise
@@ -90,10 +90,10 @@ def test_what_is_said_not_to_arrive_is_what_does_not(name):
 def test_the_part_that_cannot_be_sent_is_named():
     part = types.SimpleNamespace(reader=types.SimpleNamespace(function=lambda: None))
 
-    reason = why_unsendable({"collate_fn": len, "dataset": part})
+    reason = why_unsendable({"collate_fn": len, "dataset": part}, "spawn")
 
     assert reason.startswith("dataset.reader.function: ")
-    reason = why_unsendable({"dataset": Holder(of_nowhere())})
+    reason = why_unsendable({"dataset": Holder(of_nowhere())}, "spawn")
     assert "module without a file" in reason
 
 

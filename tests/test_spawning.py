@@ -4,9 +4,12 @@ import json
 import multiprocessing
 import subprocess
 import sys
+import types
 
 import pytest
 from ways_to_run import WAYS, run
+
+from loaderkit.spawning import fork_server_runs_scripts, why_no_new_process
 
 METHODS = sorted(set(multiprocessing.get_all_start_methods()) - {"fork"})
 
@@ -20,9 +23,46 @@ def test_what_is_said_of_a_class_is_what_a_new_process_finds(tmp_path, name, met
 
     answers = run(WAYS[name], tmp_path, method)
 
+    expected = WAYS[name].expected
+    if name == "script, guarded otherwise" and method == "forkserver":
+        # There the fork server runs it, under the name of a main process.
+        expected = set() if fork_server_runs_scripts() else expected
     wrong = [answer for answer in answers if answer.is_found == bool(answer.reason)]
     assert wrong == []
-    assert {answer.name for answer in answers if answer.is_found} == WAYS[name].expected
+    assert {answer.name for answer in answers if answer.is_found} == expected
+
+
+_GUARDS = {
+    "its name": ('if __name__ == "__main__": main()', "", ""),
+    "its process": (
+        'if multiprocessing.current_process().name == "MainProcess": main()',
+        "",
+        "the fork server's process is called MainProcess too",
+    ),
+    "nothing": ("main()", "from its first line", "from its first line"),
+}
+"""What a script asks, and what is said of "spawn" and of a fork server that runs it."""
+
+
+@pytest.mark.parametrize("asked", _GUARDS)
+@pytest.mark.parametrize("version", [(3, 11, 7), (3, 14, 1)])
+def test_what_a_script_asks_is_enough_where_it_is_run_again(
+    tmp_path, monkeypatch, asked, version
+):
+    """The fork server of a Python that is not here, whose version alone is told."""
+    last_line, by_spawn, by_server = _GUARDS[asked]
+    script = tmp_path / "train.py"
+    script.write_text(f"import multiprocessing\n{last_line}\n")
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main_module)
+    wanted = by_server if version == (3, 14, 1) else by_spawn
+    for method, words in (("spawn", by_spawn), ("forkserver", wanted)):
+        with monkeypatch.context() as python:
+            python.setattr(sys, "version_info", version)
+            reason = why_no_new_process(method)
+        assert words in reason
+        assert bool(reason) == bool(words)
 
 
 @pytest.mark.slow

@@ -229,7 +229,7 @@ class LocalEngine:
         source = self._common.job.source
         if method == "fork":
             return method
-        reason = why_unsendable({"dataset": source})
+        reason = why_unsendable({"dataset": source}, method)
         if not reason:
             return method
         if can_fork(source=source):

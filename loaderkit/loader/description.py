@@ -145,7 +145,10 @@ def describe_dataset(
     }
     unsendable = ""
     if methods != {"fork"}:
-        unsendable = why_unsendable(_sent_to_workers(dataset, collate, options))
+        # What stands in the way of "spawn" does so of the fork server too.
+        method = "forkserver" if "forkserver" in methods else "spawn"
+        sent = _sent_to_workers(dataset, collate, options)
+        unsendable = why_unsendable(sent, method)
     return DatasetDescription(
         dataset=dataset,
         samples=_length(dataset),

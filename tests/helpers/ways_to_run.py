@@ -51,7 +51,7 @@ def succeeds(thing):
 def ask(names):
     for name in names:
         thing = eval(name)
-        reason = why_no_new_process() or why_not_importable(thing)
+        reason = why_no_new_process(METHOD) or why_not_importable(thing)
         print(json.dumps([name, reason, succeeds(thing)]), flush=True)
 """
 DEFINED = ("Plain", "Outer.Inner", "Data", "function")
