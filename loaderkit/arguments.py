@@ -389,12 +389,14 @@ def with_article(name: str) -> str:
 
     >>> with_article("IterableDataset"), with_article("DatasetDict")
     ('An IterableDataset', 'A DatasetDict')
-    >>> with_article("NoneType")
-    'None'
+    >>> with_article("NoneType"), with_article("ndarray")
+    ('None', 'An ndarray')
     """
     if name == "NoneType":
         return "None"
-    return f"{'An' if name[:1] in 'AEIOaeio' else 'A'} {name}"
+    is_spelt_as_vowel = name.startswith("ndarray")  # read letter by letter: en, dee
+    is_vowel = name[:1] in "AEIOaeio" or is_spelt_as_vowel
+    return f"{'An' if is_vowel else 'A'} {name}"
 
 
 def kind_of(value: object) -> str:

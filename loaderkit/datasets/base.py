@@ -26,7 +26,7 @@ from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.datasets.absent import ABSENT, CONSTRUCTORS, no_such_attribute
-from loaderkit.datasets.batch_joining import BatchJoining
+from loaderkit.datasets.batch_joining import BatchJoining, unlike_shapes_error
 from loaderkit.datasets.cached_samples import DatasetState
 from loaderkit.datasets.classes import ClassRegistry, modules_of
 from loaderkit.datasets.collate_errors import Collating
@@ -362,7 +362,7 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
             with Collating():
                 column = join_column(opened, rows, name, self.classes, self.ragged)
         except UnlikeShapesError as error:
-            raise self._unlike_shapes_error(str(error)) from None
+            raise unlike_shapes_error(opened.store, str(error), rows) from None
         is_padded = not isinstance(self.pad_value, Mapping) or name in self.pad_value
         if is_padded and self.pad_value != 0:
             fill_padding(column, self.pad_value, name)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
 
     Ints = NDArray[np.int64]
@@ -212,7 +213,7 @@ class BatchJoining(SampleReading[T]):
             with Collating():
                 return recipe.batch(cached, *options)
         except UnlikeShapesError as error:
-            raise self._unlike_shapes_error(str(error)) from None
+            raise unlike_shapes_error(recipe.store, str(error), cached) from None
 
     def _join_samples(
         self,
@@ -238,8 +239,21 @@ class BatchJoining(SampleReading[T]):
         if self._joins_like(giver):
             giver.gives_unread = True
 
-    def _unlike_shapes_error(self, column: str) -> DatasetError:
-        message = f"Field {column!r} has shapes in these samples that cannot be joined."
-        why = "an axis that they are not joined along differs, or the number of axes"
-        fix = "give the samples one shape in load() or transform, or a batch size of 1"
-        return DatasetError(message, why=why, fix=fix)
+
+def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:
+    """Say which shapes of a field cannot be joined.
+
+    Args:
+        store: The cache.
+        column: The field.
+        rows: The samples of the batch, by their numbers in the cache.
+    """
+    reader = store.column(column)
+    shapes = [list(reader.read(*store.locate(int(row))).shape) for row in rows]
+    # Such as [3, 20, 30] and [3, 21, 30]: their first axis alone would be joined along.
+    others = [shape for shape in shapes if shape[1:] != shapes[0][1:]] or shapes
+    message = f"Field {column!r} has shapes in these samples that cannot be joined: "
+    message += f"{shapes[0]} and {others[0]}."
+    why = "an axis that they are not joined along differs, or the number of axes"
+    fix = "give the samples one shape in load() or transform, or a batch size of 1"
+    return DatasetError(message, why=why, fix=fix)

@@ -13,6 +13,7 @@ from typing_extensions import Self, TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
+from loaderkit.datasets.batch_joining import unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
@@ -24,6 +25,7 @@ from loaderkit.datasets.columns import (
     join_labels,
 )
 from loaderkit.datasets.fingerprint import key_in_code
+from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sample_reading import is_ours
@@ -313,8 +315,11 @@ class GraphDataset(BaseDataset[T]):
         self, opened: OpenedCache, rows: Ints, name: str, key: StoreKey
     ) -> Any:
         """Gather a field of graphs, known to be there in all of them."""
-        with Collating():
-            column = join_graph_column(opened, rows, name, self.classes, key)
+        try:
+            with Collating():
+                column = join_graph_column(opened, rows, name, self.classes, key)
+        except UnlikeShapesError as error:
+            raise unlike_shapes_error(opened.store, str(error), rows) from None
         if column is not None:
             return column
         graphs = copy.copy(self)

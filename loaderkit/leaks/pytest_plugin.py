@@ -150,6 +150,7 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
     epochs, settings = _read_settings(item)
     detector = _make_detector(settings, on_leak=lambda _: None)
     detector.start()
+    failed_before = item.session.testsfailed
     for epoch in range(epochs):
         try:
             call(epoch)
@@ -162,6 +163,10 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
                 )
                 item.add_report_section("call", MARK, text)
             raise
+        if item.session.testsfailed > failed_before:
+            # Of a subtest, which is reported at once and lets the test go on: there is
+            # no use in failing it again in each epoch.
+            return
         detector.end_epoch()
     report = detector.report()
     _keep_verdict(item, report)

@@ -9,6 +9,7 @@ import torch
 from models import DENSE, GRAPHS, Attention, TwoLayers, graph, perceptron
 from torch_geometric.nn import GATConv, GCNConv
 
+import loaderkit
 from loaderkit import build_loader, open_cache, pack, plan_batch
 from loaderkit.budget.batch.cost_model import (
     BatchBudget,
@@ -21,7 +22,7 @@ from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, StepError
 from loaderkit.memory import probes
 
 MIB = 2**20
@@ -438,3 +439,27 @@ def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
     assert any("leaves the chance open" in note for note in vague.notes)
     assert any("above the likely peak, holds it" in note for note in vague.notes)
     assert not any("leaves the chance open" in note for note in sure.notes)
+
+
+@pytest.mark.slow
+def test_samples_of_unlike_shapes_are_to_be_packed(tmp_path):
+    sequences = [{"x": torch.zeros(length, 8)} for length in (3, 5, 4)]
+
+    with pytest.raises(StepError, match="cannot be joined") as caught:
+        plan_batch(_Sequences(), sequences, "cpu", limit="1 MiB", batch_size=2)
+
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    names = {"dataset": sequences, "path": tmp_path / "c.lk", "loaderkit": loaderkit}
+    code, _, _ = caught.value.fix.partition(", whose")
+    code = code.replace("device)", "'cpu', limit='1 MiB', batch_size=2)")
+    names |= {"plan_batch": plan_batch, "model": _Sequences()}
+    assert eval(code, names).batch_size == 2
+
+
+class _Sequences(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.linear(x if torch.is_tensor(x) else x.values)

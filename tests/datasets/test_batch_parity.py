@@ -14,7 +14,7 @@ from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 from torch_geometric.loader import DataLoader as GraphDataLoader
 
 from loaderkit import SafeGraphDataset, open_cache, owned_copy, pack
-from loaderkit.errors import OptionError
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.testing import assert_batch_parity, assert_same
 
 
@@ -183,9 +183,21 @@ def test_shapes_that_cannot_be_joined_are_named(tmp_path):
     samples = [Data(x=torch.ones(2, 3)), Data(x=torch.ones(2, 4))]
     dataset = pack(samples, tmp_path / "c.lk")
 
-    with pytest.raises(ValueError, match="'x' has shapes in these samples"):
-        dataset.batch([0, 1])
+    told = r"'x' has shapes in these samples .*: \[2, 3\] and \[2, 4\]"
+    for read in (lambda: dataset.batch([0, 1]), lambda: dataset.x):
+        with pytest.raises(DatasetError, match=told):
+            read()
     assert_same(dataset[1], samples[1])
+
+
+def test_shapes_of_a_node_type_that_cannot_be_joined_are_named(tmp_path):
+    samples = [HeteroData(a={"x": torch.ones(2, width)}) for width in (3, 4)]
+    dataset = pack(samples, tmp_path / "c.lk", workers=0)
+
+    told = r"x' has shapes in these samples .*: \[2, 3\] and \[2, 4\]"
+    for read in (lambda: dataset.batch([0, 1]), lambda: dataset["a"].x):
+        with pytest.raises(DatasetError, match=told):
+            read()
 
 
 def make_samples(count=40):

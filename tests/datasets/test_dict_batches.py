@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 from loaderkit import SafeDataset, open_cache, pack
 from loaderkit.datasets.owned_copy import shares_memory
 from loaderkit.datasets.ragged import Packed, Padded
+from loaderkit.errors import DatasetError
 from loaderkit.testing import assert_same
 
 
@@ -153,8 +154,10 @@ def test_shapes_that_differ_in_two_axes_are_named(tmp_path):
     dataset = pack(samples, tmp_path / "c.lk")
 
     assert_same(dataset[1], samples[1])
-    with pytest.raises(ValueError, match="'image' has shapes in these samples"):
-        dataset.batch([0, 1])
+    told = r"'image' has shapes in these samples .*: \[2, 3\] and \[3, 2\]"
+    for read in (lambda: dataset.batch([0, 1]), lambda: dataset["image"]):
+        with pytest.raises(DatasetError, match=told):
+            read()
 
 
 def test_samples_that_differ_in_their_keys_fall_back_to_those_of_the_first(tmp_path):

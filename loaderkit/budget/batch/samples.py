@@ -350,7 +350,16 @@ def _join_rows(
     collate = collate or own_collate(dataset)
     if collate is not None:
         return collate(samples)
-    return join(samples, default_collate) if isinstance(samples, list) else samples
+    if not isinstance(samples, list):
+        return samples
+    try:
+        return join(samples, default_collate)
+    except Exception as error:
+        message = "The samples of a batch cannot be joined: "
+        message += f"{type(error).__name__}: {error}"
+        why = "torch joins fields of one shape, and they were not packed"
+        fix = "plan_batch(model, loaderkit.pack(dataset, path), device), whose batches "
+        raise StepError(message, why=why, fix=f"{fix}are padded") from error
 
 
 def _read_graphs(
