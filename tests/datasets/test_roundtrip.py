@@ -178,8 +178,8 @@ class Stranger:
     ("value", "named"),
     [
         (Stranger(), "a Stranger"),
-        (np.array(["a"]), "a ndarray"),
-        (np.array([Stranger()], object), "a ndarray"),
+        (np.array(["a"]), "an ndarray"),
+        (np.array([Stranger()], object), "an ndarray"),
         ({Stranger(): 1}, "a dict"),
         (torch.ones(2, device="meta"), "a Tensor"),
         (print, "a builtin_function_or_method"),
