@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.budget.diagnosis.lexicon import compile_words, read_table
-from loaderkit.budget.diagnosis.literals import has_any, required_words
+from loaderkit.budget.diagnosis.folding import FoldedText
+from loaderkit.budget.diagnosis.lexicon import compile_folded, read_table
 from loaderkit.budget.diagnosis.moods import (
     ANCHORED_PLACES,
     PLACES,
     Span,
     line_around,
 )
+
+if TYPE_CHECKING:
+    from loaderkit.budget.diagnosis.folding import FoldedPattern
 
 
 class _Sign(NamedTuple):
@@ -32,10 +35,8 @@ class _Sign(NamedTuple):
     """Where it has to stand."""
     reason: str
     """What it is a sign of."""
-    pattern: re.Pattern[str]
+    pattern: FoldedPattern
     """How it is told."""
-    words: frozenset[str] | None
-    """One of these, in small letters, is in whatever it is told by."""
 
 
 class Evidence(NamedTuple):
@@ -48,14 +49,14 @@ class Evidence(NamedTuple):
 
 
 @functools.cache
-def _signs() -> tuple[_Sign, ...]:
+def signs() -> tuple[_Sign, ...]:
+    """Give the rows of ``evidence.txt``."""
     return tuple(
         _Sign(
             int(weight),
             place,
             reason.replace("-", " "),
-            compile_words(pattern),
-            required_words(pattern),
+            compile_folded(pattern),
         )
         for (weight, place, reason), pattern in read_table("evidence.txt")
     )
@@ -63,10 +64,10 @@ def _signs() -> tuple[_Sign, ...]:
 
 @functools.cache
 def _signs_by_place() -> dict[str, tuple[_Sign, ...]]:
-    signs: dict[str, list[_Sign]] = {}
-    for sign in _signs():
-        signs.setdefault(sign.place, []).append(sign)
-    return {place: tuple(those) for place, those in signs.items()}
+    by_place: dict[str, list[_Sign]] = {}
+    for sign in signs():
+        by_place.setdefault(sign.place, []).append(sign)
+    return {place: tuple(those) for place, those in by_place.items()}
 
 
 # Several phrases stand in one sentence or line, and are weighed one after the other.
@@ -74,11 +75,11 @@ def _signs_by_place() -> dict[str, tuple[_Sign, ...]]:
 @functools.lru_cache(maxsize=128)
 def _signs_in(place: str, surroundings: str) -> tuple[_Sign, ...]:
     """Give the signs of a place that stand there."""
-    lowered = surroundings.lower()
+    around = FoldedText.of(surroundings)
     return tuple(
         sign
         for sign in _signs_by_place()[place]
-        if has_any(lowered, sign.words) and _stands_in(surroundings, sign)
+        if sign.pattern.can_match(around.small) and _stands_in(around, sign)
     )
 
 
@@ -195,10 +196,10 @@ def _is_alone(before: str, behind: str) -> bool:
     return is_at_start and _CLOSING_MARKS.match(behind) is not None
 
 
-def _stands_in(surroundings: str, sign: _Sign) -> bool:
+def _stands_in(around: FoldedText, sign: _Sign) -> bool:
     if sign.place in ANCHORED_PLACES:
-        return sign.pattern.match(surroundings) is not None
-    return sign.pattern.search(surroundings) is not None
+        return sign.pattern.matches_start(around)
+    return sign.pattern.search(around) is not None
 
 
 def _weight_of(sign: _Sign) -> int:

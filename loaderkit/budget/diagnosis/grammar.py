@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.diagnosis.amounts import SAID, Amount, find_amounts
 from loaderkit.budget.diagnosis.evidence import weigh_evidence
+from loaderkit.budget.diagnosis.folding import FoldedText
 from loaderkit.budget.diagnosis.lexicon import (
     ANY_DEVICE,
     BUDGET,
@@ -57,7 +58,7 @@ _LONGEST_SENTENCE = 480
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
 _SENTENCE_END = re.compile(
-    r"(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)(?<!\betc)[.!?][\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
+    r"[.!?](?<!\bvs.)(?<!\be\.g.)(?<!\bi\.e.)(?<!\betc.)[\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
 )
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
@@ -173,11 +174,12 @@ class TextPhrases:
     def __init__(self, text: str) -> None:
         """Take a text without the breaks and prefixes of a log."""
         self.text = text
+        self.folded = FoldedText.of(text)
 
     @functools.cached_property
     def clues(self) -> tuple[_Clue, ...]:
         """Each phrase of the text, in its order."""
-        return tuple(_phrase_clues(self.text))
+        return tuple(_phrase_clues(self.folded))
 
     @functools.cached_property
     def stretches_spoken_of(self) -> Stretches:
@@ -217,6 +219,15 @@ class Stretches:
         number = bisect.bisect_right(self._starts, position)
         return number > 0 and position < self._ends[number - 1]
 
+    def contain(self, start: int, end: int) -> bool:
+        """Say whether one of them has all positions from one to another.
+
+        >>> Stretches([Span(0, 5)]).contain(1, 5), Stretches([]).contain(1, 5)
+        (True, False)
+        """
+        number = bisect.bisect_right(self._starts, start)
+        return number > 0 and end <= self._ends[number - 1]
+
 
 def find_exhaustion(
     text: str, text_phrases: TextPhrases | None = None
@@ -245,7 +256,7 @@ def find_exhaustion(
     # Words that stand apart say no more than the phrase in their sentence does.
     loose_clues = (
         clue
-        for clue in _loose_clues(text)
+        for clue in _loose_clues(text_phrases)
         if clue.start not in text_phrases.stretches_spoken_of
         and clue.mood is None
         and not _is_dismissed_as_a_phrase(clue, text_phrases)
@@ -345,8 +356,8 @@ def find_mention(text_phrases: TextPhrases) -> Mention | None:
     return Mention(" ".join(clue.words.split()), reasons)
 
 
-def _phrase_clues(text: str) -> Iterator[_Clue]:
-    clues = [_Clue(phrase, *match.span(), text) for phrase, match in phrases_in(text)]
+def _phrase_clues(where: FoldedText) -> Iterator[_Clue]:
+    clues = [_Clue(phrase, *span, where.text) for phrase, span in phrases_in(where)]
     clues.sort(key=lambda clue: clue.start)
     return _with_what_they_overlap(clues)
 
@@ -366,19 +377,25 @@ def _with_what_they_overlap(clues: list[_Clue]) -> Iterator[_Clue]:
             group, end = [clue], clue.end
 
 
-def _loose_clues(text: str) -> Iterator[_Clue]:
+def _loose_clues(text_phrases: TextPhrases) -> Iterator[_Clue]:
     """Find what sentences state in words that no phrase lists."""
+    where = text_phrases.folded
     begin = 0
-    for stop in itertools.chain(_SENTENCE_END.finditer(text), (None,)):
-        end = stop.start() if stop else len(text)
-        for start in range(begin, end, _LONGEST_SENTENCE):
-            yield from _loose_clues_in(text, start, min(end, start + _LONGEST_SENTENCE))
+    for stop in itertools.chain(_SENTENCE_END.finditer(where.text), (None,)):
+        end = stop.start() if stop else len(where.text)
+        # What is only spoken of is not read: it would be left out afterwards.
+        if not text_phrases.stretches_spoken_of.contain(begin, end):
+            for start in range(begin, end, _LONGEST_SENTENCE):
+                yield from _loose_clues_in(
+                    where, start, min(end, start + _LONGEST_SENTENCE)
+                )
         begin = stop.end() if stop else end
 
 
-def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
+def _loose_clues_in(where: FoldedText, start: int, end: int) -> Iterator[_Clue]:
+    text = where.text
     has_statement = False
-    for statement in find_statements(text, start, end):
+    for statement in find_statements(where, start, end):
         has_statement = True
         yield _Clue(statement.way, statement.start, statement.end, text, is_loose=True)
     if has_statement:
@@ -389,7 +406,7 @@ def _loose_clues_in(text: str, start: int, end: int) -> Iterator[_Clue]:
     has_names = len(words) != end - start or "_" in text[start:end]
     if not has_names:
         return
-    for statement in find_statements(words, 0, len(words)):
+    for statement in find_statements(FoldedText.of(words)):
         first = start + position_before_split(text[start:end], statement.start)
         last = start + position_before_split(text[start:end], statement.end)
         yield _Clue(statement.way, first, last, text, is_loose=True)

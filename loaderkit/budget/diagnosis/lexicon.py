@@ -14,7 +14,18 @@ from enum import Enum
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from loaderkit.budget.diagnosis.literals import has_any, required_words
+from loaderkit.budget.diagnosis.folding import (
+    FoldedAlternatives,
+    FoldedPattern,
+    FoldedText,
+    fold_pattern,
+)
+from loaderkit.budget.diagnosis.literals import (
+    alternatives_of,
+    has_any,
+    required_groups,
+    required_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,6 +71,11 @@ def _any_white_space(match: re.Match[str]) -> str:
 def compile_words(pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
     """Compile a pattern whose blanks are any white space."""
     return re.compile(spaced(pattern), flags | re.MULTILINE)
+
+
+def compile_folded(pattern: str) -> FoldedPattern:
+    """Compile a pattern whose blanks are any white space, to search it in two steps."""
+    return fold_pattern(spaced(pattern), required_groups(pattern))
 
 
 def read_table(name: str) -> list[tuple[tuple[str, ...], str]]:
@@ -110,37 +126,30 @@ _PIECES = {
 }
 
 
-def phrases_in(text: str) -> Iterator[tuple[Phrase, re.Match[str]]]:
+def phrases_in(where: FoldedText) -> Iterator[tuple[Phrase, tuple[int, int]]]:
     """Find the phrases of a text, those of one way after those of another.
 
-    >>> text = "cannot allocate 3 GiB: out of memory"
+    >>> text = FoldedText.of("cannot allocate 3 GiB: out of memory")
     >>> [way.name for way, _ in phrases_in(text)]
     ['RAN_OUT', 'FAILED']
     """
-    lowered = text.lower()
     for phrase, pattern in phrases().items():
-        if has_any(lowered, _phrase_words()[phrase]):
-            for match in pattern.finditer(text):
-                yield phrase, match
+        for span in pattern.spans(where):
+            yield phrase, span
 
 
 @functools.cache
-def _phrase_words() -> dict[Phrase, frozenset[str] | None]:
-    return {
-        phrase: required_words(pattern) for phrase, pattern in _phrase_texts().items()
-    }
-
-
-@functools.cache
-def phrases() -> dict[Phrase, re.Pattern[str]]:
+def phrases() -> dict[Phrase, FoldedAlternatives]:
     """Give each way with its phrases, from ``phrases.txt``."""
     return {
-        phrase: compile_words(pattern) for phrase, pattern in _phrase_texts().items()
+        phrase: FoldedAlternatives(tuple(map(compile_folded, alternatives_of(pattern))))
+        for phrase, pattern in phrase_texts().items()
     }
 
 
 @functools.cache
-def _phrase_texts() -> dict[Phrase, str]:
+def phrase_texts() -> dict[Phrase, str]:
+    """Give the pattern of each way of saying it."""
     return {
         Phrase[way]: put_in_pieces(pattern, _PIECES)
         for (way,), pattern in read_table("phrases.txt")

@@ -7,7 +7,10 @@ word is in a text is known a thousand times faster than whether a pattern matche
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SHORTEST = 3
 """Letters of a word worth looking for: nearly every text has any two letters."""
@@ -34,11 +37,24 @@ def has_any(lowered_text: str, words: frozenset[str] | None) -> bool:
     return False
 
 
+def has_all(lowered_text: str, groups: Iterable[frozenset[str]]) -> bool:
+    """Say whether a text, in small letters, has a word of each group.
+
+    >>> has_all("it was killed", (frozenset({"kill"}), frozenset({"died", "was"})))
+    True
+    """
+    # As in has_any, a loop takes half the time of all() over a generator.
+    for words in groups:  # noqa: SIM110
+        if not has_any(lowered_text, words):
+            return False
+    return True
+
+
 class _Parsed(NamedTuple):
     """What is known of a part of a pattern."""
 
-    words: frozenset[str] | None
-    """One of these is in whatever it matches; None: nothing is known."""
+    groups: tuple[frozenset[str], ...]
+    """Of each group one word is in whatever it matches; empty: nothing is known."""
     end: int
     """Where the part ends in the pattern."""
 
@@ -60,73 +76,112 @@ def required_words(pattern: str) -> frozenset[str] | None:
     >>> required_words(r"\d+ MB?") is None
     True
     """
-    return _parse_alternatives(pattern, 0).words
+    return _rarest(_parse_alternatives(pattern, 0).groups)
+
+
+def required_groups(pattern: str) -> tuple[frozenset[str], ...]:
+    r"""Give groups of words; each match of a pattern has a word of every group.
+
+    Args:
+        pattern: As for :func:`required_words`.
+
+    Returns:
+        The rarest group first.
+
+    >>> [sorted(group) for group in required_groups(r"memory \w+ (?:full|gone)")]
+    [['memory'], ['full', 'gone']]
+    """
+    groups = dict.fromkeys(_parse_alternatives(pattern, 0).groups)
+    return tuple(sorted(groups, key=_rarity, reverse=True))
+
+
+def alternatives_of(pattern: str) -> list[str]:
+    """Give the alternatives that a pattern is made of, outside of all groups.
+
+    >>> alternatives_of("out of (?:memory|RAM)|[(|]oom")
+    ['out of (?:memory|RAM)', '[(|]oom']
+    """
+    alternatives = []
+    start = 0
+    while start <= len(pattern):
+        end = _parse_sequence(pattern, start).end
+        alternatives.append(pattern[start:end])
+        start = end + 1
+    return alternatives
 
 
 def _parse_alternatives(pattern: str, start: int) -> _Parsed:
     """Read alternatives up to the end of their group."""
-    found: set[str] = set()
-    is_known = True
+    branches: list[tuple[frozenset[str], ...]] = []
     position = start
     while True:
-        branch = _parse_sequence(pattern, position)
-        if branch.words is None:
-            is_known = False
-        else:
-            found |= branch.words
-        position = branch.end
+        groups, position = _parse_sequence(pattern, position)
+        branches.append(groups)
         if position >= len(pattern) or pattern[position] == ")":
-            return _Parsed(frozenset(found) if is_known else None, position)
+            break
         position += 1
+    if len(branches) == 1:
+        return _Parsed(branches[0], position)
+    rarest = [words for words in map(_rarest, branches) if words is not None]
+    is_known = len(rarest) == len(branches)
+    union = (frozenset().union(*rarest),) if is_known else ()
+    return _Parsed(union, position)
 
 
 def _parse_sequence(pattern: str, start: int) -> _Parsed:
-    """Read what follows each other, and keep the words that are surest to be rare."""
-    best: frozenset[str] | None = None
+    """Read what follows each other, and collect the words that all of it needs."""
+    groups: list[frozenset[str]] = []
     run = ""
     position = start
     while position < len(pattern) and pattern[position] not in "|)":
-        literal, words, position = _parse_atom(pattern, position)
+        literal, inner, position = _parse_atom(pattern, position)
         quantifier = _QUANTIFIER.match(pattern, position)
         if quantifier is not None:
             position = quantifier.end()
             is_optional = _OPTIONAL.match(quantifier.group()) is not None
             if is_optional:
-                literal, words = "", None
-            best = _rarer(best, run + literal)
+                literal, inner = "", ()
+            groups += _words_of_run(run + literal)
             run = ""
         elif literal:
             run += literal
             continue
         else:
-            best = _rarer(best, run)
+            groups += _words_of_run(run)
             run = ""
-        if words is not None:
-            best = _rarest(best, words)
-    return _Parsed(_rarer(best, run), position)
+        groups += inner
+    return _Parsed((*groups, *_words_of_run(run)), position)
 
 
-def _parse_atom(pattern: str, start: int) -> tuple[str, frozenset[str] | None, int]:
+def _parse_atom(
+    pattern: str, start: int
+) -> tuple[str, tuple[frozenset[str], ...], int]:
     """Read one character, class or group: its letter, its words, and where it ends."""
     character = pattern[start]
     if character == "\\":
         escaped = pattern[start + 1]
         is_letter = escaped not in _ESCAPE_OF_A_CLASS and not escaped.isalnum()
-        return escaped if is_letter else "", None, start + 2
+        return escaped if is_letter else "", (), start + 2
     if character == "[":
-        end = _end_of_class(pattern, start)
-        return "", _marks_of_class(pattern[start + 1 : end - 1]), end
+        end = end_of_class(pattern, start)
+        marks = _marks_of_class(pattern[start + 1 : end - 1])
+        return "", () if marks is None else (marks,), end
     if character == "(":
         head = _GROUP_HEAD.match(pattern, start + 1)
         inner = _parse_alternatives(pattern, head.end() if head else start + 1)
         looks_around = head is not None and head.group()[1] in "=!<"
-        return "", None if looks_around else inner.words, inner.end + 1
+        return "", () if looks_around else inner.groups, inner.end + 1
     if character in ".^$ ":
-        return "", None, start + 1
-    return character.lower(), None, start + 1
+        return "", (), start + 1
+    return character.lower(), (), start + 1
 
 
-def _end_of_class(pattern: str, start: int) -> int:
+def end_of_class(pattern: str, start: int) -> int:
+    """Give where the class of characters that begins at a place ends.
+
+    >>> end_of_class("x[^])]y", 1)
+    6
+    """
     position = start + 2 if pattern[start + 1] == "^" else start + 1
     position += pattern[position] == "]"
     while pattern[position] != "]":
@@ -157,19 +212,16 @@ def _marks_of_class(members: str) -> frozenset[str] | None:
     return frozenset(marks)
 
 
-def _rarer(best: frozenset[str] | None, run: str) -> frozenset[str] | None:
-    """Keep a run of letters if it is rarer than what is known."""
+def _words_of_run(run: str) -> list[frozenset[str]]:
+    """Give a run of letters as a group of one word, if it is rare enough."""
     word = run.strip()
     is_rare = len(word) >= _SHORTEST or (word != "" and _MARKS.issuperset(word))
-    return _rarest(best, frozenset({word})) if is_rare else best
+    return [frozenset({word})] if is_rare else []
 
 
-def _rarest(
-    best: frozenset[str] | None, words: frozenset[str]
-) -> frozenset[str] | None:
-    if best is None:
-        return words
-    return words if _rarity(words) > _rarity(best) else best
+def _rarest(groups: tuple[frozenset[str], ...]) -> frozenset[str] | None:
+    """Give the group whose words are surest to be rare, the first of several."""
+    return max(groups, key=_rarity, default=None)
 
 
 def _rarity(words: frozenset[str]) -> tuple[int, int]:

@@ -36,6 +36,9 @@ _ESCAPED_COLOUR = re.compile(
 """As it is, and in a quotation: there it would be no JSON, or a part of a word."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
 """Where node breaks a long string that it prints."""
+_BOXES = "━╸╺╴─█▉▊▋▌▍▎▏░▒▓"
+_MARK_OF_A_BAR = re.compile(rf"%\||\[|[{_BOXES}]")
+"""What every progress bar has."""
 _PROGRESS = re.compile(
     # tqdm: "Epoch 1:  6%|###    | 3787/62565 [04:47<1:10:53, 13.82it/s, loss=0.1]",
     # with any part cut off; the part before the bar only at the start of a line
@@ -47,7 +50,7 @@ _PROGRESS = re.compile(
     r"|\b\d{1,12}it \[\d\d:\d\d, [^\]\n]{0,80}\]"
     # keras and rich: "12/100 [==>.....] - ETA: 1s", bars of box characters
     r"|\b\d{1,12}/\d{1,12} \[[=>.]{3,200}\](?: - [^\n]{0,120})?"
-    r"|(?:^[\w ]{0,40} )?[━╸╺╴─█▉▊▋▌▍▎▏░▒▓]{3,300}(?: \d{1,3}%)?(?: \d+:\d\d:\d\d)?",
+    rf"|(?:^[\w ]{{0,40}} )?[{_BOXES}]{{3,300}}(?: \d{{1,3}}%)?(?: \d+:\d\d:\d\d)?",
     re.MULTILINE,
 )
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
@@ -59,6 +62,14 @@ _OPENING = re.compile(
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
+
+
+def _openings(line: str) -> Iterator[re.Match[str]]:
+    """Give where quotations begin in a line: nowhere without a quotation mark."""
+    if '"' in line or "'" in line:
+        yield from _OPENING.finditer(line)
+
+
 _PROCESS = r"\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
 _PREFIX = re.compile(
     r"[ \t]*(?:"
@@ -186,7 +197,7 @@ def clean_log(text: str) -> str:
     raw_lines = _BREAK.sub("\n", text).split("\n")
     text = "\n".join(map(_begin_lines_at_quotations, raw_lines))
     joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
-    openings = [match for line in raw_lines for match in _OPENING.finditer(line)]
+    openings = [match for line in raw_lines for match in _openings(line)]
     return _JOINED_LITERALS.sub("", _without_closing_marks(joined, openings))
 
 
@@ -413,7 +424,7 @@ def _begin_lines_at_quotations(raw_line: str) -> str:
     line = _COLOUR.sub("", line.replace("\r", "\n"))
     pieces = []
     position = 0
-    for opening in _OPENING.finditer(line):
+    for opening in _openings(line):
         columns = 0 if was_wrapped_before else opening.end()
         pieces += [
             line[position : opening.start()],
@@ -451,7 +462,9 @@ def _clean_line(line: str, kinds: frozenset[tuple[str, int]]) -> _Line:
     # is a blank, which an empty line has lost.
     line = f"{line} "
     words = _without_prefixes(line, kinds)
-    without_bar = _PROGRESS.sub(" ", words)
+    without_bar = words
+    if _MARK_OF_A_BAR.search(words):
+        without_bar = _PROGRESS.sub(" ", words)
     if without_bar != words:
         words = _without_prefixes(without_bar, kinds)
     before = line[: len(line) - len(words.lstrip(" \t"))]

@@ -219,11 +219,12 @@ def _first_pattern_match(
     phrases: TextPhrases,
 ) -> tuple[MessagePattern | None, re.Match[str] | None]:
     text = phrases.text
-    lowered = text.lower()
     for wording in message_patterns():
-        if not wording.can_match(lowered):
+        if not wording.pattern.can_match(phrases.folded.small):
             continue
-        matches = itertools.islice(wording.pattern.finditer(text), _MOST_MATCHES)
+        matches = itertools.islice(
+            wording.pattern.finditer(phrases.folded), _MOST_MATCHES
+        )
         for match in matches:
             if _is_of_a_device(wording, text, match):
                 continue
@@ -353,7 +354,7 @@ def _read_pattern_match(
 def _start_of_next(wording: MessagePattern, text: str, match: re.Match[str]) -> int:
     """Where the same message stands again, such as another rank's."""
     opening = match.group()[:_OPENING].lower()
-    for again in wording.pattern.finditer(text, match.end()):
+    for again in wording.pattern.written.finditer(text, match.end()):
         if again.group()[:_OPENING].lower() == opening:
             return again.start()
     return len(text)

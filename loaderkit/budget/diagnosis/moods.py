@@ -13,15 +13,18 @@ import re
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaderkit.budget.diagnosis.folding import FoldedText
 from loaderkit.budget.diagnosis.lexicon import (
+    compile_folded,
     compile_words,
     put_in_pieces,
     read_table,
 )
-from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from loaderkit.budget.diagnosis.folding import FoldedPattern
 
 
 class Mood(Enum):
@@ -233,13 +236,11 @@ class _MoodPattern(NamedTuple):
 
     mood: Mood
     place: str
-    pattern: re.Pattern[str]
-    words: frozenset[str] | None
-    """One of these, in small letters, is in whatever it matches."""
+    pattern: FoldedPattern
 
 
 @functools.cache
-def _mood_patterns() -> tuple[_MoodPattern, ...]:
+def mood_patterns() -> tuple[_MoodPattern, ...]:
     """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
     patterns: dict[tuple[str, str], list[str]] = {}
     for (mood, place), pattern in read_table("moods.txt"):
@@ -248,8 +249,7 @@ def _mood_patterns() -> tuple[_MoodPattern, ...]:
         _MoodPattern(
             Mood(mood),
             place,
-            compile_words("|".join(alternatives)),
-            required_words("|".join(alternatives)),
+            compile_folded("|".join(alternatives)),
         )
         for (mood, place), alternatives in patterns.items()
     )
@@ -326,26 +326,26 @@ def find_mood(
         return Mood.MOVED
 
     # Several moods look at one place: what stands there is cut out once.
-    surroundings: dict[str, tuple[str, str]] = {}
-    for mood, place, pattern, words in _mood_patterns():
+    surroundings: dict[str, FoldedText] = {}
+    for mood, place, pattern in mood_patterns():
         if is_sure and mood is Mood.POSSIBLE:
             continue
         if place not in surroundings:
             is_before = place in {"before", "line"}
             cut = PLACES[place](text, hedged if is_before else phrase, sentence)
-            surroundings[place] = cut, cut.lower()
-        around, lowered = surroundings[place]
-        if not has_any(lowered, words):
+            surroundings[place] = FoldedText.of(cut)
+        around = surroundings[place]
+        if not pattern.can_match(around.small):
             continue
-        found = (
-            pattern.match(around)
-            if place in ANCHORED_PLACES
-            else pattern.search(around)
-        )
-        if found is None:
+        if place in ANCHORED_PLACES:
+            if pattern.matches_start(around):
+                return mood
+            continue
+        stretch = pattern.search(around)
+        if stretch is None:
             continue
         is_hedge = mood in _HEDGES and place == "before"
-        if is_hedge and _FACT_BEFORE.search(around[: found.start()]):
+        if is_hedge and _FACT_BEFORE.search(around.text[: stretch[0]]):
             continue
         return mood
     return None

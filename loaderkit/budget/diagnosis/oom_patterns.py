@@ -6,14 +6,17 @@ import functools
 import re
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from loaderkit.budget.diagnosis.amounts import SIZE
 from loaderkit.budget.diagnosis.lexicon import (
-    compile_words,
+    compile_folded,
     put_in_pieces,
     read_table,
 )
-from loaderkit.budget.diagnosis.literals import has_any, required_words
+
+if TYPE_CHECKING:
+    from loaderkit.budget.diagnosis.folding import FoldedPattern
 
 _PIECES = MappingProxyType(
     {
@@ -43,14 +46,8 @@ class MessagePattern:
     """What happened."""
     backend: str | None
     """Where, unless the pattern's group ``backend`` says."""
-    pattern: re.Pattern[str]
+    pattern: FoldedPattern
     """Its named groups are fields of a message."""
-    words: frozenset[str] | None = None
-    """One of these, in small letters, is in whatever it matches."""
-
-    def can_match(self, lowered_text: str) -> bool:
-        """Say whether a text, in small letters, has what the pattern needs."""
-        return has_any(lowered_text, self.words)
 
 
 @functools.cache
@@ -65,9 +62,7 @@ def _compile_row(head: tuple[str, ...], pattern: str) -> MessagePattern:
     sure, kind, backend = (None if word == "-" else word for word in head)
     is_oom = {"yes": True, "no": False}.get(sure or "", "maybe")
     pattern = put_in_pieces(pattern, _PIECES)
-    return MessagePattern(
-        is_oom, kind or "", backend, compile_words(pattern), required_words(pattern)
-    )
+    return MessagePattern(is_oom, kind or "", backend, compile_folded(pattern))
 
 
 def fields_of(match: re.Match[str]) -> dict[str, str]:

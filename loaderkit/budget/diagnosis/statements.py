@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.diagnosis.lexicon import (
     APOSTROPHE,
     Phrase,
-    compile_words,
+    compile_folded,
     read_table,
 )
-from loaderkit.budget.diagnosis.literals import has_any, required_words
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterator
+
+    from loaderkit.budget.diagnosis.folding import FoldedPattern, FoldedText
 
 
 _SUBJECTS = ("memory", "block")
@@ -50,26 +50,15 @@ class _Rule(NamedTuple):
     """Each is given by any of its names."""
 
 
-class _Meaning(NamedTuple):
-    """One row "word" of the table."""
-
-    pattern: re.Pattern[str]
-    """Words that have this meaning."""
-    words: frozenset[str] | None
-    """One of these, in small letters, is in whatever it matches."""
-
-
 @functools.cache
-def _meanings() -> dict[str, _Meaning]:
+def meanings() -> dict[str, FoldedPattern]:
+    """Give what each word of ``statements.txt`` means, by its name."""
     patterns = {
         head[1]: pattern.replace("@apostrophe@", APOSTROPHE)
         for head, pattern in read_table("statements.txt")
         if head[0] == "word"
     }
-    return {
-        name: _Meaning(compile_words(pattern), required_words(pattern))
-        for name, pattern in patterns.items()
-    }
+    return {name: compile_folded(pattern) for name, pattern in patterns.items()}
 
 
 @functools.cache
@@ -85,41 +74,48 @@ def _statement_rules() -> tuple[_Rule, ...]:
     )
 
 
-def find_statements(text: str, start: int, end: int) -> Iterator[Statement]:
+def find_statements(
+    where: FoldedText, start: int = 0, end: int | None = None
+) -> Iterator[Statement]:
     """Find what a sentence states of memory.
 
     Args:
-        text: A text without the breaks and prefixes of a log.
+        where: A text without the breaks and prefixes of a log.
         start: Where the sentence begins.
-        end: Where it ends.
+        end: Where it ends; None: with the text.
 
     Yields:
         At most one statement of each rule, in the order of the table.
 
     >>> text = "The app was stopped because it had too little of the phone's memory"
-    >>> [statement.way.name for statement in find_statements(text, 0, len(text))]
+    >>> [statement.way.name for statement in find_statements(FoldedText.of(text))]
     ['RAN_OUT', 'KILLED']
     """
+    end = len(where.text) if end is None else end
+    sentence = where.small[start:end]
     spans: dict[str, list[tuple[int, int]]] = {}
-    lowered = text[start:end].lower()
-    # What is short comes first: most sentences of a log do not speak of it.
-    for name, (pattern, words) in _meanings().items():
-        if name not in _SUBJECTS and not spans:
-            return
-        if not has_any(lowered, words):
-            continue
-        matches = [match.span() for match in pattern.finditer(text, start, end)]
-        if matches:
-            spans[name] = matches
 
+    def spans_of(name: str) -> list[tuple[int, int]]:
+        if name not in spans:
+            pattern = meanings()[name]
+            can_match = pattern.can_match(sentence)
+            spans[name] = list(pattern.spans(where, start, end)) if can_match else []
+        return spans[name]
+
+    # What is short comes first: most sentences of a log do not speak of it.
+    if not any(map(spans_of, _SUBJECTS)):
+        return
     for rule in _statement_rules():
-        choices = [
-            sorted(span for name in names for span in spans.get(name, ()))
-            for names in rule.meanings
-        ]
-        span = _narrowest_span(choices)
-        if span is not None and span[1] - span[0] <= rule.width:
-            yield Statement(rule.way, *span)
+        choices = []
+        for names in rule.meanings:
+            choice = sorted(span for name in names for span in spans_of(name))
+            if not choice:
+                break  # what else the rule asks for need not be looked for
+            choices.append(choice)
+        else:
+            span = _narrowest_span(choices)
+            if span is not None and span[1] - span[0] <= rule.width:
+                yield Statement(rule.way, *span)
 
 
 def _narrowest_span(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:
