@@ -22,10 +22,11 @@ from reported_messages import LATER, LATER_LOOK_ALIKES, LOOK_ALIKES, RAN_OUT
 
 from loaderkit import diagnose_oom
 from loaderkit.budget.diagnosis.amounts import find_amounts, parse_size
-from loaderkit.budget.diagnosis.grammar import find_exhaustion
-from loaderkit.budget.diagnosis.lexicon import phrases
+from loaderkit.budget.diagnosis.grammar import find_exhaustion, sentence_around
+from loaderkit.budget.diagnosis.lexicon import phrase_texts
 from loaderkit.budget.diagnosis.log_text import clean_log
 from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
+from loaderkit.budget.diagnosis.moods import Span
 from loaderkit.budget.diagnosis.oom_patterns import message_patterns
 
 REPORTS = [report.text for report in (*RAN_OUT, *LATER)]
@@ -158,8 +159,8 @@ def test_a_log_that_repeats_itself_is_read_once():
 def test_no_pattern_looks_ahead_without_a_bound():
     """So that the time a text takes grows with its length and no faster."""
     unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SwWD][*+]|\[\^[^\]]*\][*+]")
-    patterns = [wording.pattern.pattern for wording in message_patterns()]
-    patterns += [words.pattern for words in phrases().values()]
+    patterns = [row.pattern.written.pattern for row in message_patterns()]
+    patterns += phrase_texts().values()
 
     assert unbounded.search(r"killed.*by")
     assert [pattern for pattern in patterns if unbounded.search(pattern)] == []
@@ -210,6 +211,120 @@ def test_what_is_no_memory_runs_out_without_a_report(way):
     for thing in OTHER_RESOURCES:
         text = f"RuntimeError: {way.format(thing)}"
         assert read_message(text).is_oom is False, text
+
+
+OVERSTEPPING = (
+    *("exceeded", "went over", "blew past", "overshot", "surpassed", "broke through"),
+    *("topped", "outgrew", "ran past", "overran", "reached", "violated", "crossed"),
+)
+SHARES = ("limit", "cap", "quota", "budget", "allowance", "ceiling", "reservation")
+
+
+@pytest.mark.parametrize("verb", OVERSTEPPING)
+def test_a_share_of_memory_can_be_overstepped_in_any_words(verb):
+    for share, memory in itertools.product(SHARES, ("GPU memory", "RAM")):
+        assert read_message(f"worker 7 {verb} its {memory} {share}").is_oom is True
+    assert read_message(f"worker 7 {verb} its time {SHARES[0]}").is_oom is False
+
+
+ALLOCATING = (
+    *("allocate", "reserve", "grab", "claim", "secure", "commit", "map", "carve out"),
+    *("acquire", "obtain", "get"),
+)
+
+
+@pytest.mark.parametrize("verb", ALLOCATING)
+@pytest.mark.parametrize("failure", ["failed", "was unable", "could not manage"])
+def test_memory_is_asked_for_in_vain_in_any_words(verb, failure):
+    text = f"fatal: {failure} to {verb} 3.5 GiB of {{}}"
+
+    for memory in KINDS_OF_MEMORY:
+        message = read_message(text.format(memory))
+        assert message.is_oom is True
+        assert message.requested == 3.5 * 2**30
+    assert read_message(text.format("disk space")).is_oom is False
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{} has been consumed",
+        "{} overcommitted",
+        "{} drained",
+        "no room in {}",
+        "nothing left of {}",
+        "zero {} left",
+        "0 bytes of {} left",
+        "model (41 GiB) will not fit in {}",
+        "41 GiB needed but 24 GiB of {} available",
+        "needs 41 GiB of {}, has 24 GiB",
+        "allocation rejected: 3.5 GiB of {}",
+        "worker 7 shot down for using too much {}",
+    ],
+)
+def test_what_is_spent_refused_or_too_small_is_exhaustion(form):
+    for memory, envelope in itertools.product(KINDS_OF_MEMORY[:4], ENVELOPES[:2]):
+        assert read_message(envelope.format(form.format(memory))).is_oom is True
+
+
+STATUSES = {
+    "hipErrorMemoryAllocation": (True, "hip"),
+    "HIPSPARSE_STATUS_ALLOC_FAILED": (True, "hip"),
+    "NVJPEG_STATUS_ALLOCATOR_FAILURE": (True, "cuda"),
+    "NPP_MEMORY_ALLOCATION_ERR": (True, "cuda"),
+    "ACL_ERROR_RT_MEMORY_ALLOCATION": (True, "npu"),
+    "QNN_COMMON_ERROR_MEM_ALLOC": (True, None),
+    "SNPE_ERRORCODE_ALLOCATION": (True, None),
+    "MFX_ERR_MEMORY_ALLOC": (True, None),
+    "cnrtErrorNoMem": (True, "mlu"),
+    "kIOReturnNoMemory": (True, None),
+    "NSMallocException": (True, None),
+    "ORA-04030": (True, None),
+    "UR_RESULT_ERROR_OUT_OF_RESOURCES": ("maybe", "xpu"),
+    "NVML_ERROR_MEMORY": ("maybe", "cuda"),
+    "STATUS_COMMITMENT_LIMIT": ("maybe", "host"),
+    "EFI_OUT_OF_RESOURCES": ("maybe", None),
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES": (False, None),
+    "CUDA_ERROR_INVALID_VALUE": (False, None),
+    "ACL_ERROR_RT_PARAM_INVALID": (False, None),
+}
+"""Of each runtime, as its headers name them."""
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize(
+    "line",
+    ["acme: step 3 failed: {}", "RuntimeError: acme.cc:41: launch returned {}"],
+)
+def test_the_status_of_a_runtime_is_enough(line, status):
+    is_oom, backend = STATUSES[status]
+    message = read_message(line.format(status))
+
+    assert (message.is_oom, message.backend) == (is_oom, backend)
+
+
+@pytest.mark.parametrize("sign", ["ret ", "rc=", "error: ", "status "])
+def test_a_driver_that_returns_enomem_has_no_memory(sign):
+    text = f"nvme-tcp: failed to alloc ctrl->tag_set, {sign}{{}}"
+
+    assert read_message(text.format(-12)).is_oom is True
+    assert read_message(text.format(-22)).is_oom is False
+
+
+@pytest.mark.parametrize(
+    "reason", ["Out of memory", "Cannot allocate memory", "Insufficient memory"]
+)
+@pytest.mark.parametrize("thing", ["port 0 Rx queue", "socket 3 ring", "disk index"])
+def test_the_last_reason_counts_whatever_failed(thing, reason):
+    assert read_message(f"{thing} allocation failed: {reason}").is_oom is True
+    assert read_message(f"{thing} allocation failed: busy").is_oom is False
+
+
+@pytest.mark.parametrize("short", ["max.", "min.", "approx.", "vs.", "avg."])
+def test_an_abbreviation_ends_no_sentence(short):
+    text = f"error: {short} memory limit exceeded"
+
+    assert sentence_around(text, Span(len(text) - 8, len(text))).start == 0
 
 
 @pytest.mark.parametrize("share", ["allowed", "requested", "reserved", "permitted"])

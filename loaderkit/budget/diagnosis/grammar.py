@@ -58,7 +58,8 @@ _LONGEST_SENTENCE = 480
 _BEFORE, _BEHIND = 240, 700
 """Characters of a message around its phrase: the longest of the corpora has 640."""
 _SENTENCE_END = re.compile(
-    r"[.!?](?<!\bvs.)(?<!\be\.g.)(?<!\bi\.e.)(?<!\betc.)[\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
+    r"[.!?](?<!\b(?:vs|ca|cf).)(?<!\b(?:e\.g|i\.e|etc|max|min|avg|est).)"
+    r"(?<!\bincl.)(?<!\bapprox.)[\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
 )
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
@@ -471,6 +472,8 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         where = clue.surroundings() if names_nothing else sentence
         if asked or _MEMORY_WORD.search(with_name_parts(where)):
             return True
+        if _STATUS_OF_THE_SYSTEM.search(sentence):
+            return True
         # A runtime's status: nrt_load status=4 message="Allocation Failure"
         is_status = _ALLOCATION_FAILED.search(clue.words) is not None
         return is_status and place_named(sentence) is not None
@@ -514,6 +517,8 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if clue.phrase is Phrase.EXCEEDED and ONE_BLOCK.search(sentence):
         return True
+    if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
+        return True
     if not amounts and _MEMORY.search(sentence) is None:
         return False  # an array can exceed what an index counts
     if clue.phrase is Phrase.FAILED:
@@ -553,14 +558,16 @@ def _is_above_limit(amounts: list[Amount]) -> bool:
 
 
 _EXCEEDED_ITS_SHARE = compile_words(
-    r"\b(?:exceeded|reached|overran|hit) (?:(?:its|their|the) )?(?:\w{1,12} ){0,3}"
-    r"mem(?:ory)? (?:usage )?(?:soft |hard )?"
-    r"(?:limit|allocation|allowance|budget|quota|share)\b"
+    r"\b(?:exceeded|reached|overran|overshot|surpassed|outgrew|violated|breached"
+    r"|crossed|topped|hit|(?:went|ran|grew|got) (?:over|past|above|beyond)"
+    r"|blew (?:past|through)|broke through) (?:(?:its|their|the) )?(?:\w{1,12} ){0,3}"
+    r"(?:mem(?:ory)?|v?ram|hbm) (?:usage )?(?:soft |hard )?"
+    r"(?:limit|cap|ceiling|allocation|allowance|budget|quota|share|reservation|request)\b"
     r"|\bexceeded (?:(?:the|its|their|all) )?(?:allowed|allocated|allotted|requested"
     r"|reserved|granted|assigned|permitted|available) (?:memory|v?ram)\b"
     r"|\b(?:used|took|consumed|occupied|held) more (?:\w{1,12} ){0,2}"
     r"(?:memory|v?ram) than (?:it |was |is |the |its )*"
-    r"(?:allowed|allocated|allotted|requested|reserved|granted|assigned|permitted|available|limit|request)"
+    r"(?:allowed|allocated|allotted|requested|asked|given|reserved|granted|assigned|permitted|available|limit|request)"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
 _EXCEEDED_AN_AMOUNT = compile_words(
@@ -591,9 +598,15 @@ def _is_placed(sentence: str) -> bool:
     )
 
 
+_STATUS_OF_THE_SYSTEM = compile_words(
+    r"\b(?:ret(?:urn(?:ed|s)?|val)?|rc|err(?:or|no|code)?|status|code|result)"
+    r"\W{1,4}(?:code )?-12\b"
+)
+"""ENOMEM, as drivers return it."""
 _ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+(?:fail|error)", re.IGNORECASE)
 _MEMORY = compile_words(
-    r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes|metaspace|perm ?gen\b|code ?cache"
+    r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes|swap space|huge ?pages"
+    r"|metaspace|perm ?gen\b|code ?cache"
     r"|(?:global|local|trail|control|data|java) stack"
 )
 _WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)

@@ -222,7 +222,8 @@ PLACES = (
     Place(
         "hip",
         compile_words(
-            r"\b(?:hip|dcu|rocm|miopen|rocblas|amdgpu)(?![a-z])|(?-i:hip[A-Z_]|HIP_)"
+            r"\b(?:hip|dcu|rocm|miopen|amdgpu)(?![a-z])|(?-i:hip[A-Z_]|HIP_)|\bhsa_"
+            r"|\b(?:hip|roc)(?:blas|sparse|fft|solver|rand|tensor|dnn)"
         ),
     ),
     Place(
@@ -232,7 +233,13 @@ PLACES = (
             r"ipex|SYCL\d|Current platform can NOT allocate memory block"
         ),
     ),
-    Place("npu", compile_words(r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module")),
+    Place(
+        "npu",
+        compile_words(
+            r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module|\bhccl"
+            r"|(?-i:\brtM(?:alloc|emcpy))"
+        ),
+    ),
     Place(
         "tpu",
         compile_words(
@@ -322,7 +329,8 @@ ENDED = compile_words(
     r"service|notebook)s?\b[^.\n]{0,100}\b"
     r"(?:killed|aborted|evicted|terminated|restarted|restarting|held)\b"
     r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
-    r"(?:job|worker|process|container|task|pod|step)\b|sending (?:SIG)?(?:TERM|KILL)\b"
+    r"(?:job|worker|process|container|task|pod|step)\b"
+    r"|sen(?:t|ding|ds) (?:a )?(?:SIG)?(?:TERM|KILL)\b"
     r"|killed by (?:external |the |a )?(?:signal|kernel|scheduler|system|operating)"
     r"|\brespawn(?:ed|ing)\b|\benforced\b[^\n]{0,60}limit"
     r"|\bkilled (?:due to|for) (?:consuming|using|exceeding)\b"

@@ -257,13 +257,18 @@ def mood_patterns() -> tuple[_MoodPattern, ...]:
 
 _FACT_BEFORE = compile_words(
     r"occurred|happened|\w{0,40}(?:error|exception|failed|fatal) ?:"
+    r"|\[(?:error|fatal|critical)\]"
     r"|\berror (?:on|from|at) \w|\b(?:unexpected|internal|fatal|unknown) error\b"
     r"|\b(?:encountered|caught|got|received|raised|hit) an? (?:\w{1,12} )?"
     r"(?:error|exception)\b"
 )
 """Before a hedge: what follows is the text of an error that already happened."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
-_LAST_REASON = compile_words(r"out of memory\W{0,3}\Z")
+_LAST_REASON = compile_words(
+    r"(?:out of memory|cannot allocate memory|(?:not enough|insufficient) memory"
+    r"|enomem)\W{0,3}\Z"
+)
+"""What systems call ENOMEM, at the end of a sentence."""
 _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
 """Before it: what failed for this reason, whatever that was."""
 _OPTION = re.compile(r"(?:^|\s)-{1,2}[A-Za-z][^\s(]*$")
@@ -344,8 +349,10 @@ def find_mood(
         stretch = pattern.search(around)
         if stretch is None:
             continue
-        is_hedge = mood in _HEDGES and place == "before"
-        if is_hedge and _FACT_BEFORE.search(around.text[: stretch[0]]):
-            continue
+        if mood in _HEDGES and place in {"before", "edge"}:
+            # The edge is a part of what stands before: a label can be further away.
+            end = sentence.start + stretch[0] if place == "before" else phrase.start
+            if _FACT_BEFORE.search(text[sentence.start : end]):
+                continue
         return mood
     return None
