@@ -172,7 +172,8 @@ _NOT_MEMORY = (
     r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
     r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
     r"|memory.optimi[sz]ed|MDB_MAP_FULL|for your plan"
-    r"|shared memory banks?|to use tactic|\[GC \(|\bGC pause"
+    r"|memory set in kernel launch|shared memory banks?|to use tactic"
+    r"|\[GC \(|\bGC pause"
     r"|walltime|\btime limit|run ?time limit|memory bandwidth|maximum object size"
     r"|\b[a-z]{1,10}\.\w{1,40} ?\[?\d{1,12}\]? is too low"  # a setting of the kernel
 )

@@ -417,6 +417,7 @@ def _with_amounts(message: Message, text: str) -> Message:
     sizes: dict[str, Any] = {}
     unread = []
     amounts = _tell_unnamed_apart(_tell_totals(list(find_amounts(text))))
+    amounts = _tell_what_failed(amounts, text)
     for amount in sorted(amounts, key=_trust_order):
         field_name = _field_of_role(amount.role, message.kind, text)
         if field_name is None:
@@ -484,6 +485,29 @@ def _tell_unnamed_apart(amounts: list[Amount]) -> list[Amount]:
     return [
         replace(amount, role=named.get(id(amount), amount.role)) for amount in amounts
     ]
+
+
+_FAILED_ALLOCATION = compile_words(
+    r"(?:alloc(?:ation)? (?:failed|failure)"
+    r"|(?:failed|unable) to (?:re)?alloc(?:ate)?\b)"
+    r"[^\n(]{0,80}\(\d[\d.,]{0,20} ?(?:[KMGT]?i?B|bytes)\)"
+)
+"""With an amount in brackets; "70B" in the name of a model is none."""
+
+
+def _tell_what_failed(amounts: list[Amount], text: str) -> list[Amount]:
+    """Give the only amount of a failed allocation its role: nothing else was counted.
+
+    >>> from loaderkit.budget.diagnosis.amounts import find_amounts
+    >>> text = "allocation failed for tensor 'blk.14' (4096 bytes)"
+    >>> [amount.role for amount in _tell_what_failed(list(find_amounts(text)), text)]
+    ['requested']
+    """
+    if len(amounts) != 1 or amounts[0].role is not None:
+        return amounts
+    if _FAILED_ALLOCATION.search(text) is None:
+        return amounts
+    return [replace(amounts[0], role="requested")]
 
 
 def _trust_order(amount: Amount) -> int:

@@ -87,6 +87,7 @@ def find_statements(
     Yields:
         At most one statement of each rule, in the order of the table.
 
+    >>> from loaderkit.budget.diagnosis.folding import FoldedText
     >>> text = "The app was stopped because it had too little of the phone's memory"
     >>> [statement.way.name for statement in find_statements(FoldedText.of(text))]
     ['RAN_OUT', 'KILLED']
