@@ -116,7 +116,8 @@ def put_in_pieces(pattern: str, pieces: Mapping[str, str]) -> str:
     return pattern
 
 
-_MEMORY = r"(?:v?ram|hbm|memory|mem)\b"
+# Each begins with a letter of its own: "re" passes over what begins with another.
+_MEMORY = r"(?:memory|mem|ram|vram|hbm)\b"
 APOSTROPHE = "['\u2019]"
 """As typewriters and as printers write it; a piece of a pattern."""
 _PIECES = {
