@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import inspect
 import os
 import pickle
@@ -33,10 +34,11 @@ from loaderkit.arguments import (
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.fingerprint import (
+    CodeOfLoad,
     Fingerprint,
     fingerprint_of,
     key_text,
-    paths_named_by,
+    read_code,
 )
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
@@ -394,7 +396,12 @@ class KeyedSource:
     def fingerprint(self) -> Fingerprint:
         """Look at the code of ``load``, the keys and the class's version."""
         version = str(getattr(self._dataset, "version", ""))
-        return fingerprint_of(self._dataset.load, self._keys, version=version)
+        return self._code.fingerprint(self._keys, version=version)
+
+    @functools.cached_property
+    def _code(self) -> CodeOfLoad:
+        """The code of ``load``: read once, since graphs on ``self`` take seconds."""
+        return read_code(self._dataset.load)
 
     def root(self) -> Path | None:
         """Look at the dataset's ``raw``."""
@@ -408,7 +415,7 @@ class KeyedSource:
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
         yield from files_named_by(self._users_attributes().values(), root)
-        yield from files_named_in_code(paths_named_by(self._dataset.load), root)
+        yield from files_named_in_code(self._code.paths, root)
 
     def runs_user_code(self) -> bool:
         """``load`` is the user's."""
@@ -416,6 +423,11 @@ class KeyedSource:
 
     def state(self) -> str | None:
         """Hash the dataset's attributes, as another process would receive them."""
+        return self._hash_of_attributes
+
+    @functools.cached_property
+    def _hash_of_attributes(self) -> str | None:
+        """As they were when packing began."""
         return hash_state(self._users_attributes())
 
     def _users_attributes(self) -> dict[str, Any]:
