@@ -8,9 +8,12 @@ failed.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import Subset
 
 from loaderkit.arguments import kind_of, with_article
 from loaderkit.errors import LoaderError, LoaderkitError
@@ -81,10 +84,10 @@ def _rows_it_has(sampler: object, option: str) -> str:
 def error_of_missing_rows(
     chooser: RowChooser | None, dataset: object, rows: Sequence[Any], error: Exception
 ) -> Exception | None:
-    """Tell an error of reading by the sampler that gave a row which is not there.
+    """Tell an error of reading by what gave a row which is not there.
 
     Args:
-        chooser: Who gave the rows; None where it was no sampler of the user's.
+        chooser: The user's sampler that gave the rows; None where there was none.
         dataset: What was read.
         rows: The rows of the batch.
         error: What reading them raised: one of ours, with the user's as its cause.
@@ -93,38 +96,71 @@ def error_of_missing_rows(
         The error to raise in its place, from it; of the same type to those who catch
         it.  None where it is about something else.
     """
-    samples = length_of(dataset)
-    if chooser is None or samples is None:
-        return None
     users_error = error
     is_about_users = isinstance(error, LoaderError)
     if is_about_users and isinstance(error.__cause__, Exception):
         users_error = error.__cause__
     if not isinstance(users_error, LookupError):
         return None
-    missing = next((row for row in rows if _is_missing(row, samples)), None)
-    if missing is None:
+    told = _tell_of_sampler(chooser, dataset, rows) or _tell_of_subset(dataset, rows)
+    if told is None:
         return None
+    if isinstance(users_error, LoaderkitError):
+        return type(users_error)(f"{told.what}.", why=told.why, fix=told.fix)
+    return error_about(f"{told.what}: ", users_error, told.fix, why=told.why)
 
+
+class _Told(NamedTuple):
+    """What an error says, in parts."""
+
+    what: str
+    why: str
+    fix: str
+
+
+def _tell_of_sampler(
+    chooser: RowChooser | None, dataset: object, rows: Sequence[Any]
+) -> _Told | None:
+    samples = length_of(dataset)
+    missing = _first_missing(rows, samples)
+    if chooser is None or samples is None or missing is None:
+        return None
     what = f"The {chooser.option}, {_with_article(chooser.name)}, gave row "
-    what += f"{operator.index(missing):,} of a dataset of "
-    what += f"{count_of(samples, 'samples')}"
+    what += f"{missing:,} of a dataset of {count_of(samples, 'samples')}"
     why = chooser.origin or "it was probably made for another dataset"
     fix = chooser.for_dataset
     if not fix:
         fix = f"make it anew for this dataset, with rows from 0 to {samples - 1:,}"
-    if isinstance(users_error, LoaderkitError):
-        return type(users_error)(f"{what}.", why=why, fix=fix)
-    return error_about(f"{what}: ", users_error, fix, why=why)
+    return _Told(what, why, fix)
 
 
-def _is_missing(row: object, samples: int) -> bool:
-    """Tell whether a row is a number outside of a dataset; keys of others are not."""
-    try:
-        number = operator.index(row)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return not -samples <= number < samples
+def _tell_of_subset(dataset: object, rows: Sequence[Any]) -> _Told | None:
+    """Tell of indices that a subset, or one within it, has from another dataset."""
+    while isinstance(dataset, Subset):
+        subset, dataset = dataset, dataset.dataset
+        try:
+            rows = [subset.indices[row] for row in rows]
+        except (LookupError, TypeError):
+            return None  # they are not the subset's own rows
+        samples = length_of(dataset)
+        missing = _first_missing(rows, samples)
+        if samples is not None and missing is not None:
+            what = f"A Subset names row {missing:,} of a dataset of "
+            what += count_of(samples, "samples")
+            why = f"it has {count_of(len(subset), 'indices')}, probably of another one"
+            fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"
+            return _Told(what, why, fix)
+    return None
+
+
+def _first_missing(rows: Sequence[Any], samples: int | None) -> int | None:
+    """Find a number that is outside of a dataset; keys are not looked at."""
+    for row in rows:
+        with contextlib.suppress(TypeError):
+            number = operator.index(row)
+            if samples is not None and not -samples <= number < samples:
+                return number
+    return None
 
 
 def _with_article(name: str) -> str:

@@ -157,6 +157,19 @@ def test_fewer_rows_than_the_dataset_has_are_read(packed: Any, kind: str) -> Non
     assert len(list(loader)) == 2
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_indices_of_another_dataset_are_told_by_their_subset(depth: int) -> None:
+    dataset: Any = Subset(_Own(), [0, 7])
+    for _ in range(depth - 1):
+        dataset = Subset(dataset, [0, 1])
+    with pytest.raises(IndexError) as caught:
+        list(build_loader(dataset, num_workers=0, batch_size=2))
+    error: Any = caught.value
+    assert error.what.startswith("A Subset names row 7 of a dataset of 5 samples: ")
+    assert error.why.startswith("it has 2 indices")
+    assert isinstance(error.__cause__, IndexError)
+
+
 class _Beyond(_Own):
     """Rows beyond its length are samples too, as of one that repeats them."""
 
