@@ -12,7 +12,11 @@ from loaderkit.dataset_protocol import PaddedValues, as_cached, fill_padding
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
 from loaderkit.loader.failures import Failure
-from loaderkit.loader.missing_rows import error_of_missing_rows
+from loaderkit.loader.missing_rows import (
+    error_of_missing_rows,
+    error_of_no_row,
+    gives_truths,
+)
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import (
@@ -327,6 +331,10 @@ class Fetching(Dataset[Any]):
             return self._fetch(rows)
 
     def _fetch(self, rows: Sequence[int]) -> Any:
+        if self.chooser is not None and gives_truths(rows):
+            no_row = error_of_no_row(self.chooser, self.dataset, rows)
+            if no_row is not None:
+                raise no_row
         try:
             return fetch(self.dataset, rows, self.collate, self.limits)
         except Exception as error:

@@ -1,9 +1,9 @@
-"""Rows that a user's sampler gave and the dataset does not have, in words.
+"""What a user's sampler gave that the dataset cannot read, in words.
 
-A sampler that was made for another dataset gives them: a longer one, one before it was
-filtered, the rows of a split.  Whether a row is there is for the dataset to say, which
-may take other numbers than those of its length; so this is asked once reading has
-failed.
+A sampler that was made for another dataset gives rows that are not there: of a longer
+one, of one before it was filtered, the rows of a split.  Whether a row is there is for
+the dataset to say, which may take other numbers than those of its length; so this is
+asked once reading has failed.  Others give what are no rows: a mask, weights, samples.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import Subset
+import numpy as np
+import torch
+from torch.utils.data import Subset, TensorDataset
 
-from loaderkit.arguments import kind_of, with_article
-from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.arguments import kind_of, show_value, with_article
+from loaderkit.dataset_protocol import as_cached
+from loaderkit.errors import LoaderError, LoaderkitError, OptionError
 from loaderkit.loader.stateful import length_of
 from loaderkit.loader.users_errors import error_about
 from loaderkit.units import count_of
@@ -100,6 +103,8 @@ def error_of_missing_rows(
     is_about_users = isinstance(error, LoaderError)
     if is_about_users and isinstance(error.__cause__, Exception):
         users_error = error.__cause__
+    if isinstance(users_error, TypeError) and chooser is not None:
+        return error_of_no_row(chooser, dataset, rows)
     if not isinstance(users_error, LookupError):
         return None
     told = _tell_of_sampler(chooser, dataset, rows) or _tell_of_subset(dataset, rows)
@@ -108,6 +113,68 @@ def error_of_missing_rows(
     if isinstance(users_error, LoaderkitError):
         return type(users_error)(f"{told.what}.", why=told.why, fix=told.fix)
     return error_about(f"{told.what}: ", users_error, told.fix, why=told.why)
+
+
+def error_of_no_row(
+    chooser: RowChooser, dataset: object, rows: Sequence[Any]
+) -> OptionError | None:
+    """Tell what is no row of a dataset whose rows are known to be numbers.
+
+    Args:
+        chooser: The user's sampler that gave the rows.
+        dataset: What was to be read.
+        rows: The rows of a batch.
+
+    Returns:
+        The error to raise; None where all are numbers, or may be rows all the same.
+    """
+    has_numbers = isinstance(dataset, list | tuple | TensorDataset)
+    if not has_numbers and as_cached(dataset) is None:
+        return None
+    not_numbers = [row for row in rows if not _is_number(row)]
+    if not not_numbers:
+        return None
+    wrong = not_numbers[0]
+    message = f"The {chooser.option}, {_with_article(chooser.name)}, gave "
+    message += f"{show_value(wrong)} as a row."
+    fix = f"{chooser.option}=range(len(dataset)), or other numbers of rows"
+    if _is_truth(wrong):
+        fix = f"{chooser.option}=[row for row, wanted in enumerate(mask) if wanted]"
+    elif isinstance(wrong, float | np.floating) or _dtype_kind(wrong) == "f":
+        fix = f"{chooser.option}=WeightedRandomSampler(weights, len(dataset))"
+    elif isinstance(wrong, list | tuple | range) and chooser.option == "sampler":
+        fix = "batch_sampler=... if it gives whole batches, and no batch_size"
+    why = f"it is {kind_of(wrong)}, and rows are numbers of samples, from 0 on"
+    return OptionError(message, why=why, fix=fix)
+
+
+def gives_truths(rows: Sequence[Any]) -> bool:
+    """Tell whether rows are truths, as a mask has them, by the first.
+
+    As rows True would be 1, and a cache would take them for a mask of the dataset.
+    """
+    return bool(rows) and _is_truth(rows[0])
+
+
+def _is_number(row: object) -> bool:
+    if _is_truth(row):
+        return False
+    try:
+        operator.index(row)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _is_truth(row: object) -> bool:
+    return isinstance(row, bool) or _dtype_kind(row) == "b"
+
+
+def _dtype_kind(row: object) -> str:
+    """Give numpy's letter for the kind of a scalar of numpy or torch; "" for others."""
+    if isinstance(row, torch.Tensor):
+        return "b" if row.dtype is torch.bool else "f" * row.is_floating_point()
+    return row.dtype.kind if isinstance(row, np.generic) else ""
 
 
 class _Told(NamedTuple):

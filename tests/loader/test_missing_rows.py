@@ -21,8 +21,13 @@ from torch.utils.data import (
 )
 
 import loaderkit
+from loaderkit.errors import OptionError
 from loaderkit.loader.build import build_loader
-from loaderkit.loader.missing_rows import RowChooser, error_of_missing_rows
+from loaderkit.loader.missing_rows import (
+    RowChooser,
+    error_of_missing_rows,
+    error_of_no_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,6 +160,59 @@ def test_fewer_rows_than_the_dataset_has_are_read(packed: Any, kind: str) -> Non
         sampler=SequentialSampler(range(3)),
     )
     assert len(list(loader)) == 2
+
+
+_NO_ROWS: dict[str, tuple[Any, str]] = {
+    "mask": (torch.tensor([True, False, True, True, False]), "enumerate(mask)"),
+    "mask of Python": ([True, False, True], "enumerate(mask)"),
+    "mask of numpy": (np.array([False, True]), "enumerate(mask)"),
+    "weights": (torch.tensor([0.1, 0.9]), "WeightedRandomSampler(weights, len"),
+    "floats": ([0.0, 1.0], "WeightedRandomSampler(weights, len"),
+    "texts": (["a", "b"], "range(len(dataset))"),
+    "batches": ([[0, 1], [2]], "batch_sampler="),
+    "nothing": ([None], "range(len(dataset))"),
+    "samples": ([{"x": 1}], "range(len(dataset))"),
+}
+
+
+@pytest.mark.parametrize("name", _NO_ROWS)
+@pytest.mark.parametrize("kind", ["packed", "list"])
+def test_what_is_no_row_is_told_by_its_sampler(
+    packed: Any, kind: str, name: str
+) -> None:
+    sampler, fix = _NO_ROWS[name]
+    loader = build_loader(
+        _datasets(packed)[kind], num_workers=0, batch_size=_SAMPLES, sampler=sampler
+    )
+    with pytest.raises(OptionError, match="as a row") as caught:
+        list(loader)
+    assert caught.value.what.startswith("The sampler, a")
+    assert type(sampler).__name__ in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_the_rows_of_a_mask_are_read_as_the_fix_says(packed: Any) -> None:
+    mask = [True, False, False, True, True]
+    names = {"mask": mask}
+    error = error_of_no_row(RowChooser.of(mask, "sampler"), packed, mask)
+    assert error is not None
+    option, _, code = error.fix.partition("=")
+    loader = build_loader(
+        packed, num_workers=0, batch_size=5, **{option: eval(code, names)}
+    )
+    assert len(next(iter(loader))["x"]) == 3
+
+
+def test_truths_are_rows_of_a_dataset_that_has_them() -> None:
+    class Answers(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, row: bool) -> torch.Tensor:
+            return torch.tensor({True: 1, False: 0}[row])
+
+    loader = build_loader(Answers(), num_workers=0, batch_size=2, sampler=[True, False])
+    assert next(iter(loader)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
