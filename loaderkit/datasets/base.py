@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
+import numpy as np
 from torch.utils.data import ConcatDataset, Dataset
 from typing_extensions import Self, TypeVar
 
@@ -38,6 +39,7 @@ from loaderkit.datasets.columns import (
     stores_of,
 )
 from loaderkit.datasets.dict_batches import RAGGED
+from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
@@ -52,7 +54,12 @@ from loaderkit.datasets.taken_names import (
     name_is_taken,
     private_names_of,
 )
-from loaderkit.errors import NoSuchAttributeError, NotChangeableError, OptionError
+from loaderkit.errors import (
+    DatasetError,
+    NoSuchAttributeError,
+    NotChangeableError,
+    OptionError,
+)
 from loaderkit.notebook import card
 from loaderkit.operations import answer_operations, refuse_operator
 from loaderkit.units import count_of
@@ -64,7 +71,6 @@ if TYPE_CHECKING:
         Iterator,
     )
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loaderkit.datasets.opened import OpenedCache
@@ -211,7 +217,10 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         if is_one(index):
             return self._read_sample(self._row_in_cache(one_row(index, len(self))))
         if isinstance(index, str):
-            return self.column(index)
+            try:
+                return self.column(index)
+            except DatasetError as error:
+                raise self._key_for_a_field(index) or error from None
         return self.subset(many_rows(index, len(self)))
 
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
@@ -278,6 +287,22 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
+
+    def _key_for_a_field(self, name: str) -> DatasetError | None:
+        """Say that a text is the key of a sample, where a field was asked for by it."""
+        if not self._has_own_load():
+            return None
+        texts = list(map(key_text, self._list_keys()))
+        if name not in texts:
+            return None
+        # A part of the dataset has rows of its own, and perhaps not that sample.
+        cached_rows = self._rows_in_cache(np.arange(len(self))).tolist()
+        if texts.index(name) not in cached_rows:
+            return None
+        row = cached_rows.index(texts.index(name))
+        message = f"{name!r} is the key of a sample, and was asked for as a field."
+        why = "dataset[text] gathers a field of all samples; samples have rows"
+        return DatasetError(message, why=why, fix=f"dataset[{row}]")
 
     def column(self, name: str) -> Any:
         """Gather one field of all samples, whole, as the cache has it.

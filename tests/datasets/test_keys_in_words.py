@@ -161,3 +161,26 @@ def test_a_set_of_texts_is_written_alike_in_every_process() -> None:
     written = ", ".join(map(repr, "abcdefgh"))
 
     assert key_text(frozenset("hgfedcba")) == f"frozenset({{{written}}})"
+
+
+class _Drinks(loaderkit.SafeDataset):
+    def keys(self) -> list[str]:
+        return ["tea", "mate", "x"]
+
+    def load(self, key: str) -> Any:
+        return {"x": torch.tensor(len(key))}
+
+
+def test_a_key_that_is_asked_for_as_a_field_is_told_with_its_row(
+    tmp_path: Path,
+) -> None:
+    drinks = _Drinks(cache=tmp_path / "data.lk", packing=_ONE_PROCESS)
+
+    for dataset in (drinks, drinks[[2, 1]]):
+        with pytest.raises(DatasetError, match="'mate' is the key of a") as caught:
+            dataset["mate"]
+        assert eval(caught.value.fix, {"dataset": dataset}) == {"x": torch.tensor(4)}
+    assert drinks["x"].tolist() == [3, 4, 1]
+    for dataset, text in ((drinks, "milk"), (drinks[[0]], "mate")):
+        with pytest.raises(DatasetError, match="has no field"):
+            dataset[text]
