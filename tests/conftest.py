@@ -64,6 +64,7 @@ CAPABILITIES = {
     "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
     "s3": lambda: all(map(importlib.util.find_spec, ("s3fs", "moto", "flask"))),
     "hf": lambda: importlib.util.find_spec("huggingface_hub") is not None,
+    "xet": lambda: importlib.util.find_spec("hf_xet") is not None,
     "chromium": lambda: shutil.which("chromium") is not None,
     "proc": lambda: Path("/proc/self/status").exists(),
     "cc": lambda: sys.platform == "linux" and shutil.which("cc") is not None,

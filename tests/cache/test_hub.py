@@ -1,7 +1,10 @@
 """Caches on the Hugging Face Hub: huggingface_hub itself, and a Hub in this process."""
 
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hub import TOKEN, Hub
@@ -150,3 +153,73 @@ def test_a_hub_that_is_gone_is_an_error(hub, tmp_path):
     with pytest.raises(NoAnswerError) as raised:
         open_there(URL, options, tmp_path / "m", patience)
     assert f"{URL}/manifest.json" in str(raised.value)
+
+
+# Large files, which the Hub keeps by xet.
+
+
+def test_large_files_come_in_ranges_from_where_the_hub_sends_us(hub, tmp_path):
+    loaderkit.pack(SAMPLES, tmp_path / "a", shard_bytes=2_000)
+    loaderkit.push(tmp_path / "a", URL, storage_options=hub.options)
+    hub.large_bytes = 4_000
+    shards = [file.stat().st_size for file in (tmp_path / "a").glob("*.h5")]
+    assert (
+        min(shards)
+        > hub.large_bytes
+        > len(hub.repositories["user/name"]["cache/manifest.json"])
+    )
+
+    cache = open_there(URL, hub.options, tmp_path / "m")
+
+    assert [int(cache[row]["x"][0]) for row in range(60)] == list(range(60))
+    assert sorted(map(len, hub.contents.ranges)) == sorted(shards)
+    # Neither the library nor its tokens are needed to read.
+    assert hub.tokens_for_xet == []
+
+
+def test_no_byte_of_a_large_file_comes_twice(hub):
+    """Files of the Hub's file system read 5 MiB ahead, wherever it is asked to read."""
+    content = np.random.default_rng(0).bytes(20 << 20)
+    hub.repositories["user/name"]["cache/a.h5"] = content
+    hub.large_bytes = 1 << 20
+
+    store = ObjectStore(URL, hub.options, QUICK)
+
+    assert store.read_range("a.h5", 5, len(content) - 5) == content[5:-5]
+    assert sum(map(len, hub.contents.ranges)) == len(content) - 10
+    assert len(hub.contents.ranges) == 3
+
+
+@pytest.mark.parametrize(("expired", "is_read"), [(2, True), (9, False)])
+def test_a_signed_url_that_has_expired_is_asked_for_again(hub, expired, is_read):
+    hub.repositories["user/name"] |= {"cache/a.h5": b"a" * 100, "cache/b": b"b"}
+    hub.large_bytes = 50
+    store = ObjectStore(URL, hub.options, QUICK)
+    assert store.read_file("b", 100) == b"b"
+    hub.contents.expired = expired
+
+    if is_read:
+        assert store.read_range("a.h5", 0, 100) == b"a" * 100
+        return
+    with pytest.raises(CacheError, match="cache/a") as raised:
+        store.read_range("a.h5", 0, 100)
+    assert "expired" in str(raised.value)
+
+
+@pytest.mark.needs("xet")
+def test_large_files_are_pushed_by_xet(hub, tmp_path):
+    loaderkit.pack(SAMPLES, tmp_path / "a", shard_bytes=2_000)
+    hub.large_bytes, hub.xet_folder = 4_000, str(tmp_path / "chunks")
+    command = [sys.executable, "-m", "loaderkit", "push", str(tmp_path / "a"), URL]
+    for name, value in hub.options.items():
+        command += ["--storage-option", f"{name}={value}"]
+
+    # hf_xet has threads, which processes that tests fork later would lack.
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+    shards = {f"cache/{file.name}": file for file in (tmp_path / "a").glob("*.h5")}
+    assert shards.keys() == hub.sha256_of_large.keys()
+    assert set(hub.tokens_for_xet) == {"write"}
+    hub.take_from_xet("user/name", shards)
+    cache = open_there(URL, hub.options, tmp_path / "m")
+    assert [int(cache[row]["x"][0]) for row in range(60)] == list(range(60))
