@@ -313,7 +313,9 @@ class Build:
         number = len(self.shards)
         adopted = replace(shard, file=shard_name(number, shard.xxh3))
         source, target = folder / shard.file, self.path / adopted.file
-        # Its name appears behind the note, so that no shard lies about unknown.
+        with writing(target):
+            self.note_written(adopted.file)
+        # Its name appears behind the note, which a later run holds against the file.
         write_text(
             _note_file(self.folder, number),
             _note_as_json(FinishedShard(adopted, state={}, evidence={})),
@@ -387,20 +389,46 @@ class Build:
             compression=self.plan.get("compression"),
             sources=None if sources is None else self._write_sources(sources),
         )
+        generation = generation_of(manifest)
+        manifest = replace(manifest, generation=generation)
+        self.put_in_place(manifest, write_manifest(manifest))
+        return manifest
+
+    def note_written(self, name: str) -> None:
+        """Note a file of a cache before it gets its name, which no other note tells.
+
+        Where the cache never comes to be, or is another one, it is found and deleted.
+
+        Args:
+            name: The file's.
+
+        Raises:
+            OSError: It cannot be noted.
+        """
+        (self.folder / f"{name}{WRITTEN_SUFFIX}").touch()
+
+    def put_in_place(self, manifest: Manifest, text: str) -> None:
+        """Have the manifest appear, and delete what it makes needless.
+
+        Args:
+            manifest: Of files that are all there.
+            text: The same, as it is written.
+
+        Raises:
+            CacheError: A system call failed; the cache before, if any, still stands.
+        """
         obsolete = _files_of_manifest(self.path) | _written_shards(self.folder)
         obsolete -= set(manifest.files)
-        generation = generation_of(manifest)
         write_text(
             self.folder / _OBSOLETE,
-            json.dumps({"generation": generation, "files": sorted(obsolete)}),
+            json.dumps({"generation": manifest.generation, "files": sorted(obsolete)}),
             partial=self.folder / "note.partial",
         )
         with writing(self.path):
             # The shards' names reach the disk before the manifest that needs them.
             sync_folder(self.path)
-            self._publish_manifest(write_manifest(manifest))
+            self._publish_manifest(text)
         _try_to_finish_commit(self.path)
-        return replace(manifest, generation=generation)
 
     def _publish_manifest(self, text: str) -> None:
         partial = self.folder / "manifest.partial"

@@ -6,9 +6,12 @@ a ``Storage``, and puts the manifest in place by one system call.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import stat
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -19,6 +22,12 @@ from loaderkit.cache.files import opened, read_bounded, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_PARTIAL = re.compile(r"\..+-[0-9a-f]{32}\.partial")
+"""Name of a file that is being written."""
+_ABANDONED_S = 3600.0
+"""Whoever has written nothing to its file for so long is dead: a lock would tell at
+once, but some of the file systems that are mounted here have none.  Chosen."""
 
 
 class FolderStorage:
@@ -124,6 +133,7 @@ class FolderStorage:
             with writing(file):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_file(partial, write)
+                self._remove_abandoned_files()
                 if replace:
                     publish(partial, file)
                     return
@@ -147,3 +157,12 @@ class FolderStorage:
     def _new_partial_file(self, name: str) -> Path:
         """Name a file that nobody reads, and that no other writer names."""
         return self.folder / f".{name}-{uuid.uuid4().hex}.partial"
+
+    def _remove_abandoned_files(self) -> None:
+        """Remove what writers were at that were killed: of each, up to a shard."""
+        oldest_s = time.time() - _ABANDONED_S
+        for entry in os.scandir(self.folder):
+            if _PARTIAL.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
+                        remove(Path(entry.path))

@@ -35,6 +35,8 @@ class Lease:
     """
 
     def __init__(self, folder: Path, shards: Iterable[int] = ()) -> None:
+        # Where nobody needs room, nobody looks for leases of dead processes otherwise.
+        shards_in_use(folder)
         self.process = os.getpid()
         name = f"{self.process}-{uuid.uuid4().hex}"
         self._bytes_file = folder / f"{name}{_BYTES}"
@@ -66,12 +68,9 @@ def _remove_lease(
     process: int, file: BinaryIO, bytes_file: Path, lock: filelock.BaseFileLock
 ) -> None:
     file.close()
-    if os.getpid() != process:
-        return
-    with contextlib.suppress(OSError):
-        bytes_file.unlink(missing_ok=True)
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            _remove_files(bytes_file, lock)
 
 
 def shards_in_use(
@@ -103,7 +102,19 @@ def shards_in_use(
                 in_use.update(at for at, byte in enumerate(content) if byte)
             continue
         # Its process is gone.
-        file.unlink(missing_ok=True)
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        _remove_files(file, lock)
     return in_use
+
+
+def _remove_files(bytes_file: Path, lock: filelock.BaseFileLock) -> None:
+    """Remove a lease, whose lock this process holds.
+
+    The lock's file first: who is killed in between leaves a file by which the lease is
+    found, and no lock that nobody looks for.
+    """
+    lock_file = Path(lock.lock_file)
+    with contextlib.suppress(PermissionError):  # Windows removes no open file
+        lock_file.unlink(missing_ok=True)
+    bytes_file.unlink(missing_ok=True)
+    lock.release()
+    lock_file.unlink(missing_ok=True)

@@ -330,8 +330,7 @@ class Mirror:
         if not (self.folder / sources.file).exists():
             content = self._read_file(sources.file, sources.bytes)
             text = content.decode("utf-8", "surrogatepass")
-            partial = self._work / f"{sources.file}.{os.getpid()}{_PARTIAL}"
-            write_text(self.folder / sources.file, text, partial=partial)
+            self._write_small_file(self.folder / sources.file, text)
         return load_sources(self.folder, sources)
 
     def _load_manifest(self, generation: str | None) -> Manifest:
@@ -358,8 +357,18 @@ class Mirror:
             text = content.decode("utf-8", "surrogatepass")
             if read_manifest(text, where=self.storage.url) != self.manifest:
                 raise self._replaced_error()
-        partial = self._work / f"{MANIFEST}.{os.getpid()}{_PARTIAL}"
-        write_text(self.folder / MANIFEST, text, partial=partial)
+        self._write_small_file(self.folder / MANIFEST, text)
+
+    def _write_small_file(self, file: Path, text: str) -> None:
+        """Write a file that appears whole.
+
+        One process at a time, so that who comes next replaces what a killed one left.
+
+        Raises:
+            CacheError: It cannot be written.
+        """
+        with self._whole_folder_locked():
+            write_text(file, text, partial=self._work / f"{file.name}{_PARTIAL}")
 
     def _read_file(self, name: str, most_bytes: int) -> bytes:
         try:
@@ -509,10 +518,8 @@ class Mirror:
             "why": error.why,
             "fix": error.fix,
         }
-        file = self._failure_file(described)
-        partial = file.with_name(f"{file.name}.{os.getpid()}{_PARTIAL}")
         with contextlib.suppress(CacheError):
-            write_text(file, json.dumps(note), partial=partial)
+            self._write_small_file(self._failure_file(described), json.dumps(note))
 
     def _raise_failure_since(self, since_s: float, described: ShardFile) -> None:
         """Raise what another reader was told of a shard while this one waited for it.

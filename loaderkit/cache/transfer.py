@@ -20,33 +20,21 @@ import xxhash
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_cache_path, suggest_keywords
-from loaderkit.cache.build import finish_commit, open_build
-from loaderkit.cache.durable import (
-    publish,
-    remove,
-    sync_folder,
-    write_file,
-    write_text,
-    writing,
-)
+from loaderkit.cache.build import open_build
+from loaderkit.cache.durable import publish, remove, write_file, writing
 from loaderkit.cache.files import (
     check_digest,
     check_files,
     load_manifest,
     read_bounded,
 )
-from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
 from loaderkit.cache.storage import KeepsHistory, is_url
 from loaderkit.cache.stored_files import files_of, read_in_steps
-from loaderkit.errors import (
-    CacheError,
-    CacheVersionError,
-    DamagedCacheError,
-    OptionError,
-)
+from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import OVERWRITE, Either, Fix, Open
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
@@ -55,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import BinaryIO
 
+    from loaderkit.cache.build import Build
     from loaderkit.cache.layout import ShardFile
     from loaderkit.cache.manifest import Manifest
     from loaderkit.cache.storage import Storage
@@ -136,27 +125,76 @@ def push(
 
 def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfer:
     """Copy a cache to a store that is open; see ``push``."""
-    manifest = load_manifest(folder)
-    check_files(folder, manifest.shards)
+    # Whether there is anything to copy is asked first, since it costs no request.
+    _load_whole(folder)
+    return copy_to_target(folder, ask_to_write(storage, overwrite=overwrite))
+
+
+@dataclass(frozen=True)
+class WritableTarget:
+    """A URL at which a cache can be written; ``ask_to_write`` has asked the store."""
+
+    storage: Storage
+    overwrite: bool
+    """A cache that is there is replaced."""
+
+
+def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
+    """See that a cache can be written to a store, before any work is done for it.
+
+    A small file is written and removed: that needs what shards need.
+
+    Args:
+        storage: Where it is to go.
+        overwrite: It is to replace one that is there.
+
+    Returns:
+        What ``copy_to_target`` takes.
+
+    Raises:
+        OtherWriterError: There is a cache, or another process replaces it.
+        CacheError: There is no bucket, or it cannot be written to.
+    """
     if overwrite:
-        check_target(storage, overwrite=True)
+        with contextlib.suppress(FileNotFoundError):
+            claim = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES)
+            raise _other_replaces(storage, claim.decode())
+    elif find_remote_manifest(storage) is not None:
+        raise _other_was_quicker(storage)
+    # The Hub would keep a commit of each.
+    if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
+        storage.commit(_PROBE, b"", replace=True)
+        # Who may write, and not remove, can copy a cache all the same.
+        with contextlib.suppress(CacheError):
+            storage.remove(_PROBE)
+    return WritableTarget(storage, overwrite)
+
+
+def copy_to_target(folder: Path, target: WritableTarget) -> Transfer:
+    """Copy a cache to where a store lets it be written.
+
+    Raises:
+        OtherWriterError: Another process has written a cache there meanwhile, or
+            replaces it.
+        CacheError: There is no whole cache in the folder, or the store does not answer.
+    """
+    manifest = _load_whole(folder)
+    storage, overwrite = target.storage, target.overwrite
     # Without overwriting, the commit itself lets one writer win.
     with _claim_of(storage) if overwrite else contextlib.nullcontext():
-        before = _manifest_before(storage, overwrite=overwrite)
-        if before is not None and not overwrite:
-            raise _other_was_quicker(storage)
-        if not overwrite:
-            _check_writable(storage)
-        uploaded = _upload_missing(folder, manifest, storage)
+        sizes_before = storage.sizes()
+        uploaded = _upload_missing(folder, manifest, storage, sizes_before)
         content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
         try:
             storage.commit(MANIFEST, content, replace=overwrite)
         except FileExistsError:
             _remove_unnamed(storage, set(uploaded))
             raise _other_was_quicker(storage) from None
-        if before is not None:
-            for name in set(before.files) - set(manifest.files):
-                storage.remove(name)
+        if overwrite:
+            # What the cache before named, and what a writer that was killed has left.
+            for name in sorted(set(sizes_before) - set(manifest.files)):
+                if is_cache_file_name(name):
+                    storage.remove(name)
     return Transfer(
         str(folder),
         storage.url,
@@ -166,39 +204,11 @@ def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfe
     )
 
 
-def check_target(storage: Storage, *, overwrite: bool) -> None:
-    """Notice before a cache is packed what would keep it from being copied to a store.
-
-    A small file is written and removed: that needs what shards need, and the claim of
-    another process is looked for.
-
-    Args:
-        storage: Where it is to go.
-        overwrite: It is to replace one that is there.
-
-    Raises:
-        OtherWriterError: Another process replaces the cache.
-        CacheError: There is no bucket, or it cannot be written to.
-    """
-    if overwrite:
-        with contextlib.suppress(FileNotFoundError):
-            claim = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES)
-            raise _other_replaces(storage, claim.decode())
-    _check_writable(storage)
-
-
-def _check_writable(storage: Storage) -> None:
-    """Write and remove a small file.
-
-    Raises:
-        CacheError: There is no bucket, or it cannot be written to.
-    """
-    # The Hub would keep a commit of each.
-    if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
-        storage.commit(_PROBE, b"", replace=True)
-        # Who may write, and not remove, can copy a cache all the same.
-        with contextlib.suppress(CacheError):
-            storage.remove(_PROBE)
+def _load_whole(folder: Path) -> Manifest:
+    """Read the manifest of a cache whose files are all there."""
+    manifest = load_manifest(folder)
+    check_files(folder, manifest.shards)
+    return manifest
 
 
 @suggest_keywords
@@ -243,19 +253,14 @@ def copy_from_store(storage: Storage, folder: Path) -> Transfer:
             raise CacheError(message, why="it would be replaced", fix=fix)
         for file in files_of(manifest):
             if not _was_copied_before(folder, file):
-                _download_file(storage, file, build.folder, folder)
+                _download_file(storage, file, build)
                 copied[file.file] = file.bytes
         text = _read_text(storage, MANIFEST, MOST_MANIFEST_BYTES)
         if read_manifest(text, where=storage.url).generation != manifest.generation:
             message = f"The cache {storage.url} was replaced while it was copied."
             why = "what was copied is of the cache before"
             raise CacheError(message, why=why, fix="run the same again")
-        with writing(folder):
-            sync_folder(folder)
-        write_text(
-            folder / MANIFEST, text, partial=build.folder / f"{MANIFEST}.partial"
-        )
-        finish_commit(folder)
+        build.put_in_place(manifest, text)
     return Transfer(
         storage.url,
         str(folder),
@@ -265,9 +270,9 @@ def copy_from_store(storage: Storage, folder: Path) -> Transfer:
     )
 
 
-def _download_file(storage: Storage, file: ShardFile, work: Path, folder: Path) -> None:
+def _download_file(storage: Storage, file: ShardFile, build: Build) -> None:
     """Copy a file out of a store; it gets its name when its bytes are right."""
-    partial = work / f"{file.file}.partial"
+    folder, partial = build.path, build.folder / f"{file.file}.partial"
     digest = xxhash.xxh3_128()
 
     def copy(target: BinaryIO) -> None:
@@ -278,6 +283,7 @@ def _download_file(storage: Storage, file: ShardFile, work: Path, folder: Path) 
     with writing(folder / file.file):
         write_file(partial, copy)
         if digest.hexdigest() == file.xxh3:
+            build.note_written(file.file)
             publish(partial, folder / file.file)
             return
         remove(partial)
@@ -297,14 +303,16 @@ def _was_copied_before(folder: Path, file: ShardFile) -> bool:
 
 
 def _upload_missing(
-    folder: Path, manifest: Manifest, storage: Storage
+    folder: Path,
+    manifest: Manifest,
+    storage: Storage,
+    sizes_before: Mapping[str, int],
 ) -> dict[str, int]:
     """Copy the files that the store lacks; say which, and how large they are.
 
     A name ends in the checksum of its file, so that what has the name and the size is
     the file, or was cut by nobody: a store shows what it has whole.
     """
-    sizes_before = storage.sizes()
     uploaded: dict[str, int] = {}
     for file in files_of(manifest):
         if sizes_before.get(file.file) != file.bytes:
@@ -323,15 +331,6 @@ def _upload_missing(
                 why = "another process has removed it, or the store lost it"
                 raise CacheError(message, why=why, fix="run the same again")
     return uploaded
-
-
-def _manifest_before(storage: Storage, *, overwrite: bool) -> Manifest | None:
-    try:
-        return find_remote_manifest(storage)
-    except (DamagedCacheError, CacheVersionError):
-        if overwrite:  # what it names is not known, and stays
-            return None
-        raise
 
 
 def _remove_unnamed(storage: Storage, names: set[str]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaderkit.arguments import check_order, suggest_keywords
-from loaderkit.cache.build import open_build
+from loaderkit.cache.build import finish_killed_commit, open_build
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
@@ -106,6 +106,7 @@ def concat(
     stores = [_open_whole_cache(cache) for cache in originals]
 
     if not overwrite and exists(target / MANIFEST):
+        finish_killed_commit(target)
         message = f"There is a cache at {target} already."
         fix = "concat(..., overwrite=True) to replace it, or extend() to add to it"
         raise CacheError(message, why="concatenating would replace it", fix=fix)
@@ -191,6 +192,7 @@ def extend(
         was_added = original.manifest.made_with.get(_EXTENDED_WITH) == generation
         if was_added and killed_run is not None:
             _LOG.info("a killed call has added these samples to %s already", location)
+            finish_killed_commit(location)
         else:
             plan = _plan_join([original, added])
             made_with = {**plan.made_with, _EXTENDED_WITH: generation}

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
 from loaderkit.arguments import check_cache_path, check_order, suggest_keywords
+from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.files import url_meant_by
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.storage import is_url
@@ -152,6 +153,8 @@ def pack(
     )
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
+        if not isinstance(location, RemoteCache):
+            finish_killed_commit(location)
         message = f"There is a cache at {location} already."
         fix = Fix.of(Open(str(location)), ", or ", _REPLACE)
         raise CacheError(message, why="packing again would replace it", fix=fix)

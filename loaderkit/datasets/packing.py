@@ -37,7 +37,7 @@ from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.mirror import find_remote_manifest
 from loaderkit.cache.remote import RemoteCache
-from loaderkit.cache.transfer import OtherWriterError, check_target, copy_to_store
+from loaderkit.cache.transfer import OtherWriterError, ask_to_write, copy_to_target
 from loaderkit.datasets.block_readers import PackJob, read_span, seed_of
 from loaderkit.datasets.classes import loaded_classes
 from loaderkit.datasets.encode import encode
@@ -131,15 +131,22 @@ def _pack_to_store(
         staging.parent.mkdir(parents=True, exist_ok=True)
     # Of several ranks on a node one packs; the others wait, and find the cache.
     with hold_lock_for_work(lock, f"packs {remote} on this node"):
-        if not options.overwrite and has_cache(remote):
+        try:
+            target = ask_to_write(storage, overwrite=options.overwrite)
+        except OtherWriterError:
+            if options.overwrite:
+                raise
             job = _job_of(source, staging, options)
             return Packed(_classes_read_here(job), is_ours=False)
-        check_target(storage, overwrite=options.overwrite)
         # What lies there whole was never pushed, and may be of other samples.
         options_here = replace(options, overwrite=True)
         packed = _pack_to_folder(source, staging, options_here, interrupts)
         try:
-            copy_to_store(staging, storage, overwrite=options.overwrite)
+            # Another node may have been quicker; then no shard is copied for nothing.
+            if not options.overwrite and has_cache(remote):
+                packed = packed._replace(is_ours=False)
+            else:
+                copy_to_target(staging, target)
         except CacheError as error:
             if options.overwrite or not isinstance(error, OtherWriterError):
                 # Hours of packing must not be for nothing.

@@ -32,6 +32,7 @@ struct control {
     _Atomic int64_t count, hits, log_bytes;
     char folder[1024];
     char kinds[256];                /* " flock fsync "; empty for all */
+    char refused[64];               /* " link ": as on another disk, and not counted */
     char log[LOG_BYTES];            /* one line a call: pid, kind, path */
 };
 
@@ -67,6 +68,10 @@ static enum action decide(const char *kind, const char *path, const char *to) {
         return COUNT;
     char word[32];
     snprintf(word, sizeof word, " %s ", kind);
+    if (strstr(control->refused, word)) {
+        errno = EXDEV;
+        return FAIL;
+    }
     if (control->kinds[0] && !strstr(control->kinds, word)) return COUNT;
     int64_t number = atomic_fetch_add(&control->count, 1) + 1;
     note(kind, path, to);

@@ -1,4 +1,4 @@
-"""Pack with system calls that fail, and say what became of it.
+"""Pack (and whatever cache_jobs.py names) with system calls that fail, and look at it.
 
 A ``Runner`` compiles failing_calls.c, starts one Python process with it, and has that
 process fork for each run: torch is imported once, so that a thousand runs take a
@@ -21,17 +21,23 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cache_jobs import (
+    COUNT,
+    Pack,
+    as_json,
+    job_from_json,
+    samples,
+    write_raw,
+)
 from process_family import Family
 
-HEADER = struct.Struct("=8q1024s256s")
+HEADER = struct.Struct("=8q1024s256s64s")
 """``struct control`` of failing_calls.c."""
 LOG_BYTES = 4 << 20
 FOREVER = 1 << 40
-COUNT = 16
-"""Samples of a run: four shards."""
 
 
 class Action(enum.IntEnum):
@@ -50,25 +56,8 @@ class Fault:
     last: int = 0
     kinds: str = ""
     """Only these calls count, such as "flock fsync"; all where it is empty."""
-
-
-@dataclass(frozen=True)
-class Pack:
-    """One run of ``pack``."""
-
-    path: str
-    workers: int = 0
-    compression: str | None = None
-    factor: int = 1
-    """Decides the values of the samples."""
-    count: int = COUNT
-    overwrite: bool = True
-    raw: str = ""
-    """Read the samples from the files of this folder."""
-    spans: int = 0
-    """Pack a stream of so many spans; 0 packs by number."""
-    reads_around_us: bool = False
-    """Open a file below the folder in a way that no error of ours covers: a plant."""
+    refused: str = ""
+    """These never succeed, as between two disks, and do not count."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +114,20 @@ class Runner:
         self._process.stdout.close()
         self._control.close()
 
-    def run(self, pack, fault=Fault(), *, top=None):
-        """Pack once.
+    def run(self, job, fault=Fault(), *, top=None):
+        """Do a job once.
 
         Args:
-            pack: What, and where.
+            job: What, and where.
             fault: What goes wrong.
             top: Calls below this folder count; None for the one that the cache is in.
 
         Returns:
             How it ended.
         """
-        folder = os.fspath(top or Path(pack.path).parent).encode()
+        folder = os.fspath(top or Path(job.path).parent).encode()
         kinds = f" {fault.kinds} " if fault.kinds else ""
+        refused = f" {fault.refused} " if fault.refused else ""
         is_active, calls, hits, log_length = 1, 0, 0, 0
         self._control[: HEADER.size] = HEADER.pack(
             is_active,
@@ -150,114 +140,21 @@ class Runner:
             log_length,
             folder,
             kinds.encode(),
+            refused.encode(),
         )
-        print(json.dumps(asdict(pack)), file=self._process.stdin, flush=True)
+        print(as_json(job), file=self._process.stdin, flush=True)
         answer = json.loads(self._process.stdout.readline())
 
         # What the shim counted, and where its log ends.
-        *_, calls, hits, log_length, _, _ = HEADER.unpack(self._control[: HEADER.size])
+        *_, calls, hits, log_length, _, _, _ = HEADER.unpack(
+            self._control[: HEADER.size]
+        )
         # The first field says whether the shim is active.
         self._control[:8] = bytes(8)
         log_end = HEADER.size + min(log_length, LOG_BYTES)
         log = self._control[HEADER.size : log_end].decode(errors="replace")
         lines = tuple(log.splitlines())
         return Outcome(answer["status"], answer["text"], calls, hits, lines)
-
-
-def sample_values(row, factor):
-    """What a sample holds: 80 KB, so that the blocks of workers wait in files."""
-    import numpy as np
-
-    chance = np.random.default_rng(row * 1000 + factor)
-    return {
-        "x": chance.integers(0, 50, (2500 + 10 * row, 4)) * factor,
-        "y": chance.random(row % 3),
-        "name": f"sample {row} of run {factor}",
-    }
-
-
-def samples(count, factor):
-    """Samples as they are packed."""
-    import torch
-
-    whole = []
-    for row in range(count):
-        sample = sample_values(row, factor)
-        arrays = {name: torch.tensor(sample[name]) for name in ("x", "y")}
-        whole.append({**arrays, "name": sample["name"]})
-    return whole
-
-
-def source_of(pack):
-    """What a run packs."""
-    if pack.spans:
-        return Spans(pack.count, pack.factor)
-    if not pack.raw:
-        return samples(pack.count, pack.factor)
-    import torch
-
-    from loaderkit import SafeDataset
-
-    class FromFiles(SafeDataset):
-        def keys(self):
-            return sorted(file.name for file in self.raw.iterdir())
-
-        def load(self, key):
-            return torch.load(self.raw / key)
-
-    return FromFiles(pack.raw)
-
-
-class Spans:
-    """The samples of a run as a stream.
-
-    Some of each span are built in a way that no other span has, so that shards are
-    numbered again.
-    """
-
-    def __init__(self, count, factor):
-        self.count, self.factor = count, factor
-
-    def __call__(self, span, spans):
-        for row in range(span, self.count, spans):
-            [sample] = samples(row + 1, self.factor)[row:]
-            if row % 3 == 0:
-                sample[f"only in span {span}"] = span
-            yield sample
-
-
-def samples_in_order(pack):
-    """The samples of a stream, span by span."""
-    source = Spans(pack.count, pack.factor)
-    return [sample for n in range(pack.spans) for sample in source(n, pack.spans)]
-
-
-def write_raw(folder, count, factor):
-    """Write the samples to a folder that ``Pack.raw`` names."""
-    import torch
-
-    folder.mkdir()
-    for row, sample in enumerate(samples(count, factor)):
-        torch.save(sample, folder / f"{row:03}.pt")
-
-
-def run_pack(pack):
-    """Pack, in this process."""
-    from loaderkit import pack as pack_cache
-
-    if pack.reads_around_us:
-        planted = Path(pack.path).parent / "planted"
-        planted.write_text("")
-    spans = {"spans": pack.spans} if pack.spans else {}
-    pack_cache(
-        source_of(pack),
-        pack.path,
-        **spans,
-        workers=pack.workers,
-        compression=pack.compression,
-        shard_bytes=300_000,
-        overwrite=pack.overwrite,
-    )
 
 
 def serve():
@@ -267,30 +164,30 @@ def serve():
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         # What is imported and looked up now is not in each run.
-        run_pack(Pack(folder + "/c", count=1))
+        Pack(folder + "/c", count=1).run()
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in requests:
-        pack = Pack(**json.loads(line))
+        job = job_from_json(line)
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
             os.setsid()
-            tell_how_it_went(pack, writer)
+            tell_how_it_went(job, writer)
         os.close(writer)
         status, text = wait_for(child, reader)
         print(json.dumps({"status": status, "text": text}), file=answers, flush=True)
 
 
-def tell_how_it_went(pack, writer):
-    """Pack, write down how that went, and end this process."""
+def tell_how_it_went(job, writer):
+    """Do a job, write down how that went, and end this process."""
     status, text = "ok", ""
     # Progress bars and warnings are not what is looked at here.
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 2)
     try:
-        run_pack(pack)
+        job.run()
     except BaseException as error:  # noqa: BLE001
         status, text = type(error).__name__, str(error)
         if status not in {"CacheError", "DatasetError"}:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import failing_calls
 import filelock
+import killed_steps
 import pytest
 from failing_calls import (
     FOREVER,
@@ -136,6 +137,45 @@ def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_d
     # and one shard that is numbered again.
     assert endings["killed 9"] > 2
     assert endings["ok"] >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        # While it removes what is needed no more.
+        ("pull", 0.95),
+        ("extend", 0.9),
+        # While it writes the manifest.
+        ("mirror", 0.2),
+    ],
+)
+def test_whatever_process_dies_a_cache_is_whole_or_absent(runner, tmp_path, name, part):
+    """The long version goes through all steps of all jobs."""
+    scenario = killed_steps.set_up(runner, tmp_path, killed_steps.SETTINGS[name])
+    kills = [round(part * scenario.steps)]
+
+    outcome, broken = killed_steps.broken_step_laws(
+        runner, scenario, kills, tmp_path / "case"
+    )
+
+    assert (outcome.hits, broken) == (1, [])
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_none_and_a_file_that_stays_would_be_seen(runner, tmp_path):
+    scenario = killed_steps.set_up(runner, tmp_path, killed_steps.SETTINGS["push"])
+    shard = next(name for name in scenario.wanted if name.startswith("store/0"))
+    store = scenario.before / "store"
+    store.mkdir()
+    # A store that shows what it has not: push asks for names and sizes.
+    (scenario.before / shard).write_bytes(bytes(len(scenario.wanted[shard])))
+    (store / "left").touch()
+
+    _, broken = killed_steps.broken_step_laws(runner, scenario, [], tmp_path / "case")
+
+    assert "a reader sees" in broken[0]
+    assert broken[-1] == "other files are left: ['store/left']"
 
 
 def file_of_shard(line):

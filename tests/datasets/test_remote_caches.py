@@ -2,10 +2,12 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import re
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -32,7 +34,7 @@ from loaderkit import (
 )
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.remote import STORAGES
-from loaderkit.cache.transfer import copy_to_store
+from loaderkit.cache.transfer import copy_from_store, copy_to_store
 from loaderkit.cli.main import main
 from loaderkit.errors import CacheError, DatasetError, OptionError, StaleCacheError
 
@@ -310,6 +312,77 @@ def test_a_push_that_broke_shows_no_cache_and_is_gone_on_with(folder, tmp_path):
     assert verify(storage.folder).ok
 
 
+def test_what_a_killed_writer_left_goes_when_the_cache_is_replaced(folder, tmp_path):
+    store = tmp_path / "store"
+    push(folder, store.as_uri())
+    wanted = {file.name for file in store.iterdir()}
+    (store / "00007-0123456789abcdef.h5").write_bytes(b"of a push that was killed")
+    (store / "notes.h5").write_bytes(b"of the user")
+    abandoned = store / f".00000-0123456789abcdef.h5-{'0' * 32}.partial"
+    in_the_making = store / f".00001-0123456789abcdef.h5-{'1' * 32}.partial"
+    for file in (abandoned, in_the_making):
+        file.touch()
+    os.utime(abandoned, (0, 0))
+
+    push(folder, store.as_uri(), overwrite=True)
+
+    left = {file.name for file in store.iterdir()}
+    assert left == wanted | {"notes.h5", in_the_making.name}
+
+
+class LosingItsConnection(FolderStorage):
+    """A store that gives some pieces of files, and then nothing more."""
+
+    pieces = 1
+
+    def read_range(self, name, start, stop):
+        if not self.pieces:
+            message = f"{self.url}/{name} could not be read."
+            raise CacheError(message, why="no network", fix="run the same again")
+        self.pieces -= 1
+        return super().read_range(name, start, stop)
+
+
+@pytest.mark.parametrize("then", [pull, pack], ids=["pull", "pack"])
+def test_what_a_broken_pull_left_goes_when_another_cache_comes(folder, tmp_path, then):
+    target, other = tmp_path / "target", tmp_path / "other"
+    pack([1, 2, 3], other, workers=0)
+    with pytest.raises(CacheError, match="no network"):
+        copy_from_store(LosingItsConnection(folder), target)
+    assert len(list(target.glob("*.h5"))) == 1
+
+    if then is pull:
+        pull(other.as_uri(), target)
+    else:
+        pack([1, 2, 3], target, workers=0)
+
+    assert {file.name for file in target.iterdir()} - {".lock"} == {
+        file.name for file in other.iterdir()
+    } - {".lock"}
+
+
+def test_pull_keeps_shards_that_a_run_of_pack_had_finished(tmp_path):
+    """They have the names of those that come, and are as good."""
+    whole, target = tmp_path / "whole", tmp_path / "target"
+    numbers = [torch.arange(row, row + 100) for row in range(20)]
+    pack(numbers, whole, workers=0, shard_bytes=4_000)
+    with pytest.raises(DatasetError):
+        pack([*numbers[:-1], object()], target, workers=0, shard_bytes=4_000)
+    before = {file.name: file.stat().st_ino for file in target.glob("*.h5")}
+
+    pull(whole.as_uri(), target)
+
+    names = {file.name for file in whole.glob("*.h5")}
+    after = {file.name: file.stat().st_ino for file in target.glob("*.h5")}
+    assert after.keys() == names
+    common = before.keys() & names
+    assert common
+    assert {name: after[name] for name in common} == {
+        name: before[name] for name in common
+    }
+    assert len(open_cache(target, checksums="always")) == 20
+
+
 def test_damage_in_a_store_is_found_and_not_pulled(folder, tmp_path):
     copy_files(folder, tmp_path / "store")
     url = (tmp_path / "store").as_uri()
@@ -451,6 +524,34 @@ def test_a_target_that_cannot_be_written_is_said_before_a_sample_is_read(
         )
 
     assert not (store / ".writable").exists()
+
+
+class NotingStorage(FolderStorage):
+    """A folder that notes what it was asked to put in place."""
+
+    committed: ClassVar[list[str]] = []
+
+    def commit(self, name, content, *, replace):
+        self.committed.append(name)
+        super().commit(name, content, replace=replace)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("write", [pack, push])
+def test_a_store_is_asked_once_whether_it_can_be_written_to(
+    folder, tmp_path, monkeypatch, write, overwrite
+):
+    monkeypatch.setitem(STORAGES, "noting", NotingStorage.from_url)
+    monkeypatch.setattr(NotingStorage, "committed", [])
+    url = f"noting://{tmp_path / 'store'}"
+
+    if write is push:
+        push(folder, url, overwrite=overwrite)
+    else:
+        pack([1, 2], url, workers=0, overwrite=overwrite, mirror=tmp_path / "m")
+
+    claims = [".writing"] * overwrite
+    assert NotingStorage.committed == [".writable", *claims, "manifest.json"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -1,7 +1,9 @@
-"""System calls of a pack that fail: each one in turn, and drawn at random.
+"""System calls of a pack that fail: each one in turn, and drawn at random; and any
+process of any job killed at any step.
 
 ``SOAK_CASES`` says how many cases are drawn (400), ``SOAK_SEED`` from which seed (0).
-The figures go to benchmarks/results/soak-failing-calls.txt and soak-each-call.txt.
+The figures go to benchmarks/results/soak-failing-calls.txt, soak-each-call.txt and
+soak-killed-steps.txt.
 """
 
 import collections
@@ -27,6 +29,7 @@ from failing_calls import (
     count_calls,
     make_scenarios,
 )
+from killed_steps import SETTINGS, broken_step_laws, set_up
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 ERRORS = [
@@ -41,6 +44,12 @@ ERRORS = [
     errno.ESTALE,
     errno.ENOMEM,
     errno.EMFILE,
+]
+
+_HOW_STEPS_ARE_KILLED = [
+    "One process of a job is killed right before each of its steps in turn (rename,",
+    "link, unlink, rmdir, mkdir, fsync), and the job is done again.  Pairs: once more",
+    "while it is done again.  How the first run ended:",
 ]
 
 ASKED = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR]
@@ -111,6 +120,46 @@ def test_any_call_of_a_pack_fails_and_nothing_is_lost(tmp_path):
             figures[f"{fault.action.name.lower()}: {outcome.status}"] += 1
             broken.extend(f"{run} {fault}: {sentence}" for sentence in sentences)
             write_figures(seed, figures, calls, broken, time.monotonic() - start)
+
+    assert broken == []
+
+
+@pytest.mark.needs("cc")
+def test_whatever_process_dies_at_whatever_step_a_cache_is_whole_or_absent(tmp_path):
+    """Each step of each job in turn; then a second kill while it is done again."""
+    seed = int(os.environ.get("SOAK_SEED", "0"))
+    pairs = int(os.environ.get("SOAK_CASES", "400")) // len(SETTINGS)
+    chance, lines, broken = random.Random(seed), [], []
+    for name, setting in SETTINGS.items():
+        endings, start = collections.Counter(), time.monotonic()
+        folder = tmp_path / name
+        folder.mkdir()
+        with Runner(folder) as runner:
+            scenario = set_up(runner, folder, setting)
+            steps = scenario.steps
+            cases = [[step] for step in range(1, steps + 1)]
+            cases += [
+                [chance.randint(1, steps), chance.randint(1, steps)]
+                for _ in range(pairs)
+            ]
+            for kills in cases:
+                outcome, sentences = broken_step_laws(
+                    runner, scenario, kills, folder / "case"
+                )
+                endings[outcome.status] += 1
+                broken += [f"{name} {kills}: {sentence}" for sentence in sentences]
+        lines.append(
+            f"{name}: {steps} steps, {pairs} pairs, "
+            f"{time.monotonic() - start:.0f} s; {dict(sorted(endings.items()))}"
+        )
+        head = [
+            machine_line(),
+            f"seed {seed}, on a busy machine",
+            *_HOW_STEPS_ARE_KILLED,
+        ]
+        tail = [f"laws broken: {len(broken)}", *broken]
+        text = "\n".join([*head, *lines, *tail])
+        (RESULTS / "soak-killed-steps.txt").write_text(text + "\n")
 
     assert broken == []
 
