@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
 HAS_S3 = all(importlib.util.find_spec(name) for name in ("s3fs", "moto", "flask"))
@@ -282,30 +283,21 @@ class Refusal(NamedTuple):
     headers: dict[str, str]
 
 
-class ExpiringProxy(HttpServer):
-    """Passes requests on to a store, but for credentials that have expired.
+class PassingProxy(HttpServer):
+    """Passes requests on to a store.
 
     Args:
         url: Of the store.
-        refusal: What it says of such credentials; by default what S3 says.
     """
 
-    def __init__(self, url: str, refusal: Refusal | None = None) -> None:
-        refusal = refusal or _REFUSAL_OF_S3
-        self.expired: set[str] = set()
-        """Names of S3's access keys."""
-        self.all_expired = False
-        self.refusals = 0
+    def __init__(self, url: str) -> None:
         proxy = self
 
         class Handler(QuietHandler):
             def pass_on(self) -> None:
                 content = self.read_content()
-                authorization = self.headers.get("Authorization") or ""
-                key = re.search(r"Credential=([^/]+)/", authorization)
-                is_expired = key is not None and key[1] in proxy.expired
-                if proxy.all_expired or is_expired:
-                    proxy.refusals += 1
+                refusal = proxy.refusal_of(self.headers)
+                if refusal is not None:
                     self.answer(refusal.status, refusal.body, refusal.headers)
                     return
                 headers = dict(self.headers)
@@ -316,7 +308,9 @@ class ExpiringProxy(HttpServer):
                 server = http.client.HTTPConnection(url.removeprefix("http://"))
                 server.request(self.command, self.path, content, headers)
                 answer = server.getresponse()
-                self.answer(answer.status, answer.read(), answer.headers)
+                body = answer.read()
+                proxy.note_answer()
+                self.answer(answer.status, body, answer.headers)
                 server.close()
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
@@ -333,9 +327,77 @@ class ExpiringProxy(HttpServer):
                     body = b""
                 self.send_header("Content-Length", str(length))
                 self.end_headers()
-                self.wfile.write(body)
+                # Who has asked may be gone.
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
 
         super().__init__(Handler)
+
+    def refusal_of(self, _headers) -> Refusal | None:
+        """What is answered in place of the store; None passes the request on."""
+        return None
+
+    def note_answer(self) -> None:
+        """Called when the store has answered."""
+
+
+class ExpiringProxy(PassingProxy):
+    """Refuses credentials that have expired.
+
+    Args:
+        url: Of the store.
+        refusal: What it says of such credentials; by default what S3 says.
+    """
+
+    def __init__(self, url: str, refusal: Refusal | None = None) -> None:
+        self._refusal = refusal or _REFUSAL_OF_S3
+        self.expired: set[str] = set()
+        """Names of S3's access keys."""
+        self.all_expired = False
+        self.refusals = 0
+        super().__init__(url)
+
+    def refusal_of(self, headers) -> Refusal | None:
+        """Refuse those that have expired."""
+        key = re.search(r"Credential=([^/]+)/", headers.get("Authorization") or "")
+        is_expired = key is not None and key[1] in self.expired
+        if not (self.all_expired or is_expired):
+            return None
+        self.refusals += 1
+        return self._refusal
+
+
+class KillingProxy(PassingProxy):
+    """Kills who asks, right before one of its requests, or when it is answered."""
+
+    def __init__(self, url: str) -> None:
+        self._lock = threading.Lock()
+        self._victim: BaseProcess | None = None
+        self._at_request = self._at_answer = 0
+        self.requests = self.answers = 0
+        super().__init__(url)
+
+    def aim_at(self, victim: BaseProcess, *, request: int = 0, answer: int = 0) -> None:
+        """Count from now on, and kill at a request or an answer; 0 for none."""
+        with self._lock:
+            self._victim, self._at_request, self._at_answer = victim, request, answer
+            self.requests = self.answers = 0
+
+    def refusal_of(self, _headers) -> Refusal | None:
+        """Kill who asks before the store is asked."""
+        with self._lock:
+            self.requests += 1
+            is_last = self.requests == self._at_request
+            if is_last:
+                self._victim.kill()
+        return Refusal(503, b"", {}) if is_last else None
+
+    def note_answer(self) -> None:
+        """Kill who asks when the store has done it."""
+        with self._lock:
+            self.answers += 1
+            if self.answers == self._at_answer:
+                self._victim.kill()
 
 
 _REFUSAL_OF_S3 = Refusal(
