@@ -16,6 +16,7 @@ import failing_calls
 import filelock
 import killed_steps
 import pytest
+from cache_jobs import samples_in_order
 from failing_calls import (
     FOREVER,
     Action,
@@ -123,7 +124,7 @@ def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_d
     path = tmp_path / "c.lk"
     pack = Pack(str(path), factor=2, workers=2, spans=2)
     assert runner.run(pack).status == "ok"
-    new = failing_calls.samples_in_order(pack)
+    new = samples_in_order(pack)
     scenario = Scenario("stream", pack, None, files_of(path), None, new)
     endings = collections.Counter()
 
