@@ -22,6 +22,7 @@ import pathlib, torch, numpy as np
 SAMPLE = {"x": torch.ones(2), "n": 3}
 NAMED = {"a": {"x": torch.ones(2)}, "b": {"x": torch.ones(2)}}
 SAMPLES = [{"x": torch.ones(2)}] * 3
+RAGGED = [{"x": torch.ones(length, 2)} for length in (2, 3)]
 PATHS = [{"p": pathlib.Path("a")}]
 NUMBER = 3
 MODEL = torch.nn.Linear(2, 2)
@@ -81,6 +82,11 @@ _WRONG_USES = {
     "no loss": ("plan data.py:MODEL 2 --loss data.py:NUMBER", "--loss NAME"),
     "planned samples": ("plan data.py:MODEL data.py:SAMPLE", "data.py:samples"),
     "planned cache": ("plan data.py:MODEL cut.lk", "pack SOURCE cut.lk --overwrite"),
+    "planned sequences": (
+        "plan data.py:MODEL data.py:RAGGED",
+        "loaderkit pack DATA CACHE, and loaderkit plan MODEL CACHE",
+    ),
+    "the name of a log": ("explain name.txt", "loaderkit explain train.log"),
     "no folder for a page": ("inspect ok.lk --html no/x.html", "mkdir -p no"),
     "nothing to watch": ("watch", "loaderkit watch train.py"),
     "no text": ("explain nowhere.txt", "loaderkit explain error.txt"),
@@ -96,6 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save({"x": torch.ones(2)}, folder / "pts/0.pt")
     torch.save(_Own(), folder / "unsafe/0.pt")
     torch.save([1, 2], folder / "one.pt")
+    (folder / "name.txt").write_text("train.log\n")
     loaderkit.pack(folder / "pts", folder / "ok.lk", workers=0)
     for name in ("cut", "torn"):
         shutil.copytree(folder / "ok.lk", folder / f"{name}.lk")
@@ -124,7 +131,7 @@ def _calls_of_ours() -> re.Pattern[str]:
     return re.compile(rf"{calls}|(?<![\w-])({'|'.join(sorted(options))})=")
 
 
-_SLOW = {"files run code", "no device", "no text"}
+_SLOW = {"files run code", "no device", "no text", "the name of a log"}
 """Those that import PyG, or what reads messages."""
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from loaderkit.arguments import with_article
 from loaderkit.dataset_protocol import own_collate
 from loaderkit.errors import OptionError, StepError
-from loaderkit.fixes import Either
+from loaderkit.fixes import Either, Fix
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
@@ -358,8 +358,12 @@ def _join_rows(
         message = "The samples of a batch cannot be joined: "
         message += f"{type(error).__name__}: {error}"
         why = "torch joins fields of one shape, and they were not packed"
-        fix = "plan_batch(model, loaderkit.pack(dataset, path), device), whose batches "
-        raise StepError(message, why=why, fix=f"{fix}are padded") from error
+        packed = Either(
+            "plan_batch(model, loaderkit.pack(dataset, path), device)",
+            "loaderkit pack DATA CACHE, and loaderkit plan MODEL CACHE",
+        )
+        fix = Fix.of(packed, ", whose batches are padded")
+        raise StepError(message, why=why, fix=fix) from error
 
 
 def _read_graphs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 import traceback
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
 from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.errors import OptionError
+from loaderkit.fixes import Either
 from loaderkit.notebook import HasCard, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
@@ -240,10 +242,12 @@ def _neither_error_nor_text(given: object) -> OptionError:
     """Say what to give in place of what is often at hand where an error was caught."""
     message = f"diagnose_oom takes an error or a text, got {show_value(given)}."
     why = f"its type is {type(given).__name__}"
-    fix = "except Exception as error: print(diagnose_oom(error))"
+    fix: str | Either = "except Exception as error: print(diagnose_oom(error))"
     if isinstance(given, str):
         why = "it names a file; what stands in it is the text"
-        fix = f"diagnose_oom(pathlib.Path({given!r}).read_text(errors='replace'))"
+        file = given.strip()
+        code = f"diagnose_oom(pathlib.Path({file!r}).read_text(errors='replace'))"
+        fix = Either(code, f"loaderkit explain {shlex.quote(file)}")
     elif given is None:
         why = "it is None: no error is being handled here, or this one has no cause"
     elif isinstance(given, type):
