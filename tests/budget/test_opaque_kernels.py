@@ -90,6 +90,38 @@ def test_linear_algebra_is_known_in_any_size(name):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+class Exponential(nn.Module):
+    """Of matrices whose norms, and so the terms of their series, differ."""
+
+    def __init__(self, norms, width):
+        super().__init__()
+        self.map = nn.Linear(width, width)
+        self.register_buffer("norms", norms[:, None, None])
+        self.last = nn.Linear(1, 1)
+
+    def forward(self, x):
+        h = self.map(x)
+        rows = h.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+        exponentials = torch.matrix_exp(h / rows * self.norms)
+        return self.last(exponentials.flatten()[:, None]).tanh().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lowest", "highest"), [(-9, -9), (-4, -1), (-1, 2), (0.5, 3), (2, 2)]
+)
+def test_an_exponential_of_many_matrices_has_a_lower_end(lowest, highest):
+    samples, width = 60, 16
+    norms = 10 ** torch.linspace(lowest, highest, samples)
+    batch = torch.randn(samples, width, width)
+
+    truth, estimated = _compared(Exponential(norms, width), batch)
+
+    assert estimated.low <= truth <= estimated.high
+    # With floats of one kind the lower end was 0, which was 76 % below the truth.
+    assert estimated.low >= 0.5 * truth
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "samples", "classes"), [(60, 8, 32), (150, 32, 12), (400, 8, 5)]

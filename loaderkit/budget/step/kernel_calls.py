@@ -226,6 +226,8 @@ class KernelCall(NamedTuple):
     """Whether its sizes are ours, and not those of a call that the model makes."""
     masks: Literal["all", "half"] = "all"
     """What the masks among its operands choose, when it is made."""
+    has_small_floats: bool = False
+    """Whether its floats are next to 0, when it is made."""
 
     @property
     def tensors(self) -> list[TensorSpec]:
@@ -528,8 +530,13 @@ def _count_turned_serial(call: KernelCall, smaller: KernelCall) -> int:
     )
 
 
-def with_masks(call: KernelCall) -> list[KernelCall]:
-    """Give a call with masks that choose all, and half: some kernels take by that."""
+def with_choices_of_values(call: KernelCall) -> list[KernelCall]:
+    """Give a call with values of each kind that a kernel may take more or less by.
+
+    Masks choose all or half; floats are as they come, or next to 0.
+    """
+    if call.depends_on_values:
+        return [call, call._replace(has_small_floats=True)]
     if any(spec.dtype == torch.bool for spec in call.tensors):
         return [call, call._replace(masks="half")]
     return [call]

@@ -29,7 +29,7 @@ from loaderkit.budget.step.kernel_calls import (
     operator_name,
     output_bytes,
     smaller_calls,
-    with_masks,
+    with_choices_of_values,
 )
 from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
@@ -183,9 +183,9 @@ class KernelProbe:
         """Scale up what calls took that were made; None where one failed."""
         threads = torch.get_num_threads()
         is_whole = finished_calls == [sized.call]
-        # Once for each choice of masks: all of a kind belong to one line.
+        # Once for each choice of values: all of a kind belong to one line.
         workspaces = []
-        for calls in zip(*map(with_masks, finished_calls), strict=True):
+        for calls in zip(*map(with_choices_of_values, finished_calls), strict=True):
             measured = [self._measured[threads, call] for call in calls]
             succeeded = [memory for memory in measured if memory is not None]
             if succeeded and len(succeeded) == len(measured):
@@ -195,17 +195,16 @@ class KernelProbe:
                     workspaces.append(_scale_up(sized, succeeded))
         if not workspaces:
             return None
-        workspace = _join_masks(workspaces)
         if sized.call.depends_on_values:
-            # Other values than ours: chosen, up to twice as much.
-            held = Bounds(0, workspace.held.likely, 2 * workspace.held.high)
-            return Workspace(held, workspace.output, exact=False)
-        return workspace
+            return _join_floats(workspaces)
+        return _join_masks(workspaces)
 
     def _measure_new_calls(self, calls: Iterable[KernelCall]) -> None:
         """Make calls that were not made before, with each choice of masks."""
         threads = torch.get_num_threads()
-        variants = [variant for call in calls for variant in with_masks(call)]
+        variants = [
+            variant for call in calls for variant in with_choices_of_values(call)
+        ]
         new_calls = [
             call
             for call in dict.fromkeys(variants)
@@ -256,6 +255,21 @@ def _join_masks(workspaces: list[Workspace]) -> Workspace:
     high = max(workspace.held.high for workspace in workspaces)
     # The lower end is for masks that choose another share than these.
     return Workspace(Bounds(0, likely, high), with_all.output, exact=False)
+
+
+def _join_floats(workspaces: list[Workspace]) -> Workspace:
+    """Join what a kernel takes with floats as they come, and next to 0.
+
+    ``matrix_exp`` takes least where matrices are next to 0, in the shortest of its
+    series.  Of several matrices it takes as much with any, but squares those with large
+    norms one norm after the other.
+    """
+    as_they_come = workspaces[0]
+    low = min(workspace.held.low for workspace in workspaces)
+    # Other values than ours: chosen, up to twice as much.
+    high = 2 * max(workspace.held.high for workspace in workspaces)
+    held = Bounds(low, as_they_come.held.likely, high)
+    return Workspace(held, as_they_come.output, exact=False)
 
 
 class _FinishedCall(NamedTuple):
@@ -380,6 +394,8 @@ def invent_arguments(call: KernelCall) -> Any:
     for leaf in call.leaves:
         if isinstance(leaf, TensorSpec):
             tensor = _invent_tensor(leaf, call.masks)
+            if call.has_small_floats and tensor.is_floating_point():
+                tensor.mul_(_NEXT_TO_ZERO)
             if is_of_matrices:
                 _make_regular(tensor)
             if has_pivots and tensor.dtype == torch.int32:
@@ -394,6 +410,8 @@ def invent_arguments(call: KernelCall) -> Any:
     return tree_unflatten(leaves, call.tree)
 
 
+_NEXT_TO_ZERO = 1e-20
+"""Below the norm up to which ``matrix_exp`` needs one term only, for float64 too."""
 _OF_MATRICES = ("linalg_", "cholesky", "lu_", "triangular", "ormqr", "orgqr", "geqrf")
 """Words in the names of kernels that refuse matrices of invented values: singular ones,
 or ones that are not positive definite."""
