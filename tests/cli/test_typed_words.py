@@ -41,14 +41,14 @@ _WRONG_USES = {
     "a cache again": ("pack ok.lk new.lk", "loaderkit inspect ok.lk"),
     "one file": ("pack one.pt new.lk", "loaderkit pack data.py:samples new.lk"),
     "one sample": (
-        "pack data.py:SAMPLE new.lk",
-        "samples = [sample] in data.py, and loaderkit pack data.py:samples new.lk",
+        "pack mine.py:SAMPLE new.lk",
+        "samples = [sample] in mine.py, and loaderkit pack mine.py:samples new.lk",
     ),
-    "samples by name": ("pack data.py:NAMED new.lk", "pack data.py:samples new.lk"),
-    "no samples": ("pack data.py:NUMBER new.lk", "pack data.py:samples new.lk"),
-    "a model": ("pack data.py:MODEL new.lk", "pack data.py:samples new.lk"),
-    "a loader": ("pack data.py:LOADER new.lk", "samples = loader.dataset in data.py"),
-    "a path in a sample": ("pack data.py:PATHS new.lk --workers 0", "store str(x)"),
+    "samples by name": ("pack mine.py:NAMED new.lk", "pack mine.py:samples new.lk"),
+    "no samples": ("pack mine.py:NUMBER new.lk", "pack mine.py:samples new.lk"),
+    "a model": ("pack mine.py:MODEL new.lk", "pack mine.py:samples new.lk"),
+    "a loader": ("pack mine.py:LOADER new.lk", "samples = loader.dataset in mine.py"),
+    "a path in a sample": ("pack mine.py:PATHS new.lk --workers 0", "store str(x)"),
     "one slash": ("pack pts s3:/bucket/x", "loaderkit pack pts s3://bucket/x"),
     "home": ("pack pts '~/x'", "without quotes: ~/x"),
     "nowhere": ("inspect nowhere.lk", "loaderkit pack SOURCE {here}/nowhere.lk"),
@@ -76,14 +76,14 @@ _WRONG_USES = {
         "pull ok.lk file://{here}/r",
         "loaderkit pull file://{here}/r ok.lk",
     ),
-    "no device": ("plan data.py:MODEL 2 --device cuda:x", "cuda"),
-    "no optimizer": ("plan data.py:MODEL 2 --optimizer adma", "--optimizer adam"),
-    "no dtype": ("plan data.py:MODEL 2 --autocast half8", "--autocast bfloat16"),
-    "no loss": ("plan data.py:MODEL 2 --loss data.py:NUMBER", "--loss NAME"),
-    "planned samples": ("plan data.py:MODEL data.py:SAMPLE", "data.py:samples"),
-    "planned cache": ("plan data.py:MODEL cut.lk", "pack SOURCE cut.lk --overwrite"),
+    "no device": ("plan mine.py:MODEL 2 --device cuda:x", "cuda"),
+    "no optimizer": ("plan mine.py:MODEL 2 --optimizer adma", "--optimizer adam"),
+    "no dtype": ("plan mine.py:MODEL 2 --autocast half8", "--autocast bfloat16"),
+    "no loss": ("plan mine.py:MODEL 2 --loss mine.py:NUMBER", "--loss NAME"),
+    "planned samples": ("plan mine.py:MODEL mine.py:SAMPLE", "data.py:samples"),
+    "planned cache": ("plan mine.py:MODEL cut.lk", "pack SOURCE cut.lk --overwrite"),
     "planned sequences": (
-        "plan data.py:MODEL data.py:RAGGED",
+        "plan mine.py:MODEL mine.py:RAGGED",
         "loaderkit pack DATA CACHE, and loaderkit plan MODEL CACHE",
     ),
     "the name of a log": ("explain name.txt", "loaderkit explain train.log"),
@@ -96,7 +96,7 @@ _WRONG_USES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("typed")
-    (folder / "data.py").write_text(_DATA)
+    (folder / "mine.py").write_text(_DATA)
     for name in ("pts", "unsafe"):
         (folder / name).mkdir()
     torch.save({"x": torch.ones(2)}, folder / "pts/0.pt")
