@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import LoaderError
+from loaderkit.fixes import Fix
 from loaderkit.library_files import where_raised
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def _build_error(content: ErrorContent, what: str, why: str, fix: str) -> Loader
             combined = inner.__new__(kind, *arguments)
         except Exception:  # noqa: BLE001 -- a C type with other arguments
             return combined
-        vars(combined).update(what=what, why=why, fix=fix)
+        advice = Fix.of(fix)
+        vars(combined).update(what=what, why=why, fix=fix, advice=advice)
         combined.args = content.args
 
     for name, value in content.fields.items():
@@ -142,7 +144,7 @@ def _new_error(kind: type[LoaderError], *_arguments: Any, **_options: Any) -> An
 def _init_error(
     error: Any, what: str = "", *, why: str = "", fix: str = "", message: str = ""
 ) -> None:
-    vars(error).update(what=what or message, why=why, fix=fix)
+    vars(error).update(what=what or message, why=why, fix=fix, advice=Fix.of(fix))
     error.args = (_message_of(error),)
 
 

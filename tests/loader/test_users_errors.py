@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from loaderkit import build_loader, open_cache, pack
-from loaderkit.errors import LoaderError
-from loaderkit.loader.users_errors import loader_error_like
+from loaderkit.errors import DatasetError, LoaderError
+from loaderkit.fixes import Pack, Python
+from loaderkit.loader.users_errors import error_about, loader_error_like
 
 OPTIONS = {"batch_size": 2, "probe": False, "persistent_workers": False}
 NOT_REBUILT = {"two parts", "holding"}
@@ -526,3 +527,12 @@ def test_torchs_worker_sends_it_on(name):
 
     assert "could not be read" in str(error)
     assert "died" not in str(error)
+
+
+def test_an_error_about_one_of_ours_has_the_fix_of_its_own():
+    users = DatasetError("no sample", why="x", fix=Pack("[1]"))
+
+    combined = error_about("It was not read: ", users, "mend it")
+
+    for error in (combined, pickle.loads(pickle.dumps(combined))):
+        assert error.fix == error.fix_in(Python()) == "mend it"
