@@ -9,6 +9,7 @@ from torch.nn.functional import ctc_loss
 
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.train_step import Step
 
 
@@ -34,6 +35,8 @@ OPERATORS = {
     "lu_factor": lambda h: torch.linalg.lu_factor(_positive_definite(h))[0],
     "svdvals": torch.linalg.svdvals,
     "pinv": lambda h: torch.linalg.pinv(_positive_definite(h)),
+    "lstsq": lambda h: torch.linalg.lstsq(_positive_definite(h), h)[0],
+    "lstsq of few equations": lambda h: torch.linalg.lstsq(h[:, ::2], h[:, ::2])[0],
 }
 WIDEST = 0.25
 """Of the truth; before pivots and positive definite operands were invented, up to
@@ -72,6 +75,25 @@ def _compared(model, batch):
     step = Step(optimizer="sgd")
     truth = max(measure_step(model, batch, step).values())
     return truth, estimate(model, batch, step)
+
+
+@pytest.mark.parametrize("driver", [None, "gels", "gelsy", "gelsd", "gelss"])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (12, 8), (8, 12)])
+@pytest.mark.parametrize("right_shape", [(3,), ()])
+def test_least_squares_give_what_torchs_driver_gives(
+    driver, rows, columns, right_shape
+):
+    left, right = torch.randn(5, rows, columns), torch.randn(5, rows, *right_shape)
+    rule = shape_rule(torch.ops.aten.linalg_lstsq.default)
+
+    expected = torch.ops.aten.linalg_lstsq(left, right, driver=driver)
+    for tensor, of_torch in zip(
+        rule(left, right, driver=driver), expected, strict=True
+    ):
+        assert (tensor.shape, tensor.dtype) == (of_torch.shape, of_torch.dtype)
+    solution, *_ = rule(left, right, driver=driver)
+    storage_bytes = solution.untyped_storage().nbytes()
+    assert storage_bytes == expected[0].untyped_storage().nbytes()
 
 
 @pytest.mark.slow

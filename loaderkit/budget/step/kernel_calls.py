@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
 
-from loaderkit.budget.step.shape_rules import shape_rule
+from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -676,7 +676,7 @@ def output_bytes(call: KernelCall) -> int | None:
         # Torch's rules have no elements.  At most a dense tensor of the whole shape.
         shapes = [spec.shape for spec in call.sparse_tensors]
         return sum(4 * math.prod(shape) for shape in shapes) + call.nbytes
-    if torch.Tag.dynamic_output_shape in call.func.tags:
+    if values_decide_shapes(call.func):
         return call.nbytes if _shape_rules_accept(call) else None
     leaves = [
         torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")

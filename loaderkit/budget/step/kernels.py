@@ -33,6 +33,7 @@ from loaderkit.budget.step.kernel_calls import (
 )
 from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
+from loaderkit.budget.step.shape_rules import values_decide_shapes
 from loaderkit.budget.step.step_errors import refuses_types
 
 if TYPE_CHECKING:
@@ -493,7 +494,7 @@ def _invent_sparse(spec: SparseSpec) -> torch.Tensor:
 def _workspace_of_whole(sized: SizedCall, memory: _CallMemory) -> Workspace:
     """Read what a call takes from one made at its own size."""
     retained = memory.retained
-    if torch.Tag.dynamic_output_shape in sized.call.func.tags:
+    if values_decide_shapes(sized.call.func):
         # As many as were chosen when it was tracked, not as with an invented mask.
         retained += sum(sized.outputs) - sum(memory.outputs)
     held, output = Bounds.exactly(memory.held), Bounds.exactly(retained)

@@ -35,6 +35,45 @@ def shape_rule(func: OpOverload) -> Callable[..., Any]:
     return _RULES.get(func, func)
 
 
+def values_decide_shapes(func: OpOverload) -> bool:
+    """Tell whether nobody knows an operator's shapes without its operands' values."""
+    return torch.Tag.dynamic_output_shape in func.tags and func not in _RULES
+
+
+_DRIVERS_WITH_SINGULAR_VALUES = frozenset({"gelsd", "gelss"})
+
+
+def _least_squares(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    _rcond: float | None = None,
+    *,
+    driver: str | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Solve equations as well as can be: LAPACK's driver says what else is given.
+
+    Residuals are given where there are more equations than unknowns, but not by the
+    driver that is used where none is asked for.  Matrices without a full rank have
+    none either, which their values say; those of others are counted.
+    """
+    *batch, equations, unknowns = left.shape
+    is_vector = right.dim() == left.dim() - 1
+    width = 1 if is_vector else right.shape[-1]
+    # The solution lies in the copy that LAPACK made of the right side.
+    rows = max(equations, unknowns)
+    whole = left.new_empty((*batch, width, rows)).mT
+    solution = whole[..., :unknowns, :]
+    solution = solution.squeeze(-1) if is_vector else solution
+    has_values = driver in _DRIVERS_WITH_SINGULAR_VALUES
+    has_residuals = equations > unknowns and (has_values or driver == "gels")
+    residuals = left.new_empty((*batch, width) if has_residuals else (0,))
+    rank_shape = (0,) if driver == "gels" else tuple(batch)
+    rank = left.new_empty(rank_shape, dtype=torch.int64)
+    smallest = min(equations, unknowns)
+    values = left.new_empty((*batch, smallest) if has_values else (0,))
+    return solution, residuals, rank, values.real if values.is_complex() else values
+
+
 def _grouped_product(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -69,6 +108,7 @@ def _norm(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 _RULES: dict[OpOverload, Callable[..., Any]] = {
     func: functools.partial(_norm, func) for func in _NORMS
 }
+_RULES[_aten.linalg_lstsq.default] = _least_squares
 if hasattr(_aten, "_grouped_mm"):
     # Torch 2.9 and later.
     _RULES[_aten._grouped_mm.default] = _grouped_product  # noqa: SLF001 -- F.grouped_mm

@@ -27,7 +27,7 @@ from loaderkit.budget.step.measure import (
     parts_of_nested,
     parts_of_sparse,
 )
-from loaderkit.budget.step.shape_rules import shape_rule
+from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
 from loaderkit.budget.step.sparse_fakes import SparseFakes
 from loaderkit.budget.step.written import tensors_in, written_tensors
 from loaderkit.errors import StepError
@@ -528,8 +528,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run_with_fakes(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if torch.Tag.data_dependent_output in func.tags or (
-            torch.Tag.dynamic_output_shape in func.tags
-            and func is not _aten.index.Tensor
+            values_decide_shapes(func) and func is not _aten.index.Tensor
         ):
             if func in _CTC_LOSSES and not _is_fake(args[3]):
                 return self._lose_by_alignment(args)
