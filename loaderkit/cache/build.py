@@ -18,6 +18,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from loaderkit.cache.durable import (
     NOT_ALLOWED,
     is_folder,
     link_or_copy,
+    make_folders,
     not_written,
     publish,
     remove,
@@ -534,6 +536,26 @@ def finish_killed_commit(path: Path) -> None:
                 finish_commit(path)
 
 
+def remove_cache(folder: Path) -> None:
+    """Delete the folder of a cache, its manifest last.
+
+    By the manifest whoever comes next knows what it is that a killed process has left
+    there; with it goes the last of it.
+
+    Raises:
+        OSError: A file cannot be deleted.
+    """
+    for entry in folder.iterdir():
+        if entry.name == MANIFEST:
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (folder / MANIFEST).unlink()
+    folder.rmdir()
+
+
 def _try_to_finish_commit(path: Path) -> None:
     """Clean up behind a cache that stands; what is left takes room and does no harm."""
     try:
@@ -839,11 +861,8 @@ def _check_manifest_is_ours(path: Path) -> None:
 
 def _make_folder_and_parents(path: Path) -> None:
     """Make the cache's folder and those above it, and see that their names last."""
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
-    if not missing and not exists(path / MANIFEST):
+    any_made = make_folders(path)
+    if not any_made and not exists(path / MANIFEST):
         # A run that was killed between the two steps has left that for this one.  A
         # folder above that may not be read cannot be synced, nor was it made here.
         with contextlib.suppress(PermissionError):

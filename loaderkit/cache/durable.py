@@ -148,6 +148,25 @@ def publish(partial: Path, file: Path) -> None:
     sync_folder(file.parent)
 
 
+def make_folders(folder: Path) -> bool:
+    """Make a folder and those above it, and see that their names are on the disk.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        Whether any was missing.
+
+    Raises:
+        OSError: A system call failed.
+    """
+    missing = [part for part in (folder, *folder.parents) if not part.is_dir()]
+    for part in reversed(missing):
+        part.mkdir(exist_ok=True)
+        sync_folder(part.parent)
+    return bool(missing)
+
+
 def sync_folder(folder: Path) -> None:
     """See that the names in a folder are on the disk.
 

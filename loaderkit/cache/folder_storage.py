@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from loaderkit.cache.durable import publish, remove, sync_folder, write_file, writing
+from loaderkit.cache.durable import (
+    make_folders,
+    publish,
+    remove,
+    sync_folder,
+    write_file,
+    writing,
+)
 from loaderkit.cache.files import opened, read_bounded, unreadable
 
 if TYPE_CHECKING:
@@ -115,7 +122,7 @@ class FolderStorage:
                 shutil.copyfileobj(source, target, 1 << 20)
 
         with writing(self.folder / name):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folders(self.folder)
             partial = self._new_partial_file(name)
             write_file(partial, copy)
             publish(partial, self.folder / name)
@@ -131,7 +138,7 @@ class FolderStorage:
         exists_already = False
         try:
             with writing(file):
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folders(self.folder)
                 write_file(partial, write)
                 self._remove_abandoned_files()
                 if replace:

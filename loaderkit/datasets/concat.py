@@ -11,14 +11,17 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from loaderkit.arguments import check_order, suggest_keywords
-from loaderkit.cache.build import finish_killed_commit, open_build
+from loaderkit.cache.build import (
+    finish_killed_commit,
+    open_build,
+    remove_cache,
+)
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
@@ -183,7 +186,7 @@ def extend(
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
         except DatasetError:
-            _remove_cache(added_folder)
+            remove_cache(added_folder)
             raise
 
         # A call that ends normally deletes the folder.  One that is found here was left
@@ -201,25 +204,8 @@ def extend(
 
         all_classes = [*_passed_classes([cache, packed]), *classes]
         extended = open_cache(location, classes=all_classes)
-        _remove_cache(added_folder)
+        remove_cache(added_folder)
     return extended
-
-
-def _remove_cache(folder: Path) -> None:
-    """Delete the folder of a cache, its manifest last.
-
-    The manifest is what tells the next call that this one was killed.  With it goes the
-    last thing that a killed call could leave behind.
-    """
-    for entry in folder.iterdir():
-        if entry.name == MANIFEST:
-            continue
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    (folder / MANIFEST).unlink()
-    folder.rmdir()
 
 
 def _check_same_kind(stores: Sequence[Store], subject: str) -> None:

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
 from loaderkit.arguments import check_cache_path, check_order, suggest_keywords
-from loaderkit.cache.build import finish_killed_commit
 from loaderkit.cache.files import url_meant_by
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.storage import is_url
@@ -14,7 +13,7 @@ from loaderkit.datasets.block_readers import read_sample, seed_of
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack_options import PackOptions as PackOptions
-from loaderkit.datasets.packing import has_cache, pack_source
+from loaderkit.datasets.packing import finish_killed_run, has_cache, pack_source
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError, OptionError
@@ -153,8 +152,7 @@ def pack(
     )
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     if not overwrite and has_cache(location):
-        if not isinstance(location, RemoteCache):
-            finish_killed_commit(location)
+        finish_killed_run(location)
         message = f"There is a cache at {location} already."
         fix = Fix.of(Open(str(location)), ", or ", _REPLACE)
         raise CacheError(message, why="packing again would replace it", fix=fix)

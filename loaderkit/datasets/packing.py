@@ -21,18 +21,23 @@ import functools
 import importlib.metadata
 import logging
 import multiprocessing
-import shutil
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     NamedTuple,
 )
 
+import filelock
 import xxhash
 
-from loaderkit.cache.build import ShardWriter, open_build
+from loaderkit.cache.build import (
+    ShardWriter,
+    finish_killed_commit,
+    open_build,
+    remove_cache,
+)
 from loaderkit.cache.durable import not_written, writing
-from loaderkit.cache.files import exists
+from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.mirror import find_remote_manifest
@@ -123,9 +128,7 @@ def _pack_to_store(
     interrupts: Interrupts,
 ) -> Packed:
     """Pack into a folder on local disk, and copy that to the store when it is whole."""
-    storage = remote.storage
-    digest = xxhash.xxh3_64_hexdigest(remote.url.encode())
-    staging = remote.mirror_folder / "packing" / digest
+    storage, staging = remote.storage, _staging_of(remote)
     lock = staging.with_suffix(".lock")
     with writing(staging):
         staging.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +159,39 @@ def _pack_to_store(
                 raise type(error)(error.what, why=error.why, fix=fix) from error
             # Another node was quicker; the caller sees whether it packed the same.
             packed = packed._replace(is_ours=False)
-        shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_cache(staging)
     return packed
+
+
+def _staging_of(remote: RemoteCache) -> Path:
+    """Name the folder on local disk in which a cache is packed for a store."""
+    digest = xxhash.xxh3_64_hexdigest(remote.url.encode())
+    return remote.mirror_folder / "packing" / digest
+
+
+def finish_killed_run(location: CacheLocation) -> None:
+    """Clean up behind a run that was killed when its cache stood, if nobody packs.
+
+    Args:
+        location: Where the cache is.
+    """
+    if not isinstance(location, RemoteCache):
+        finish_killed_commit(location)
+        return
+    # What cannot be removed now can wait.
+    with contextlib.suppress(OSError, CacheError, filelock.Timeout):
+        staging = _staging_of(location)
+        if not staging.is_dir():
+            return
+        with filelock.FileLock(staging.with_suffix(".lock"), timeout=0):
+            packed, copied = (
+                find_manifest(staging),
+                find_remote_manifest(location.storage),
+            )
+            # What was not copied may be the work of hours.
+            if packed and copied and packed.generation == copied.generation:
+                remove_cache(staging)
 
 
 def _job_of(source: Source | StreamSource, path: Path, options: PackOptions) -> PackJob:

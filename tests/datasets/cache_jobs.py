@@ -117,6 +117,30 @@ class Push:
 
 
 @dataclass(frozen=True)
+class PackToStore:
+    """One run of ``pack`` to a folder that is a store."""
+
+    path: str
+    """The store's folder."""
+    mirror: str
+    factor: int = 1
+    overwrite: bool = False
+
+    def run(self) -> None:
+        """Pack, in this process."""
+        from loaderkit import pack
+
+        pack(
+            samples(COUNT, self.factor),
+            f"file://{self.path}",
+            workers=0,
+            shard_bytes=SHARD_BYTES,
+            overwrite=self.overwrite,
+            mirror=self.mirror,
+        )
+
+
+@dataclass(frozen=True)
 class Pull:
     """One run of ``pull`` from a folder that is a store."""
 
@@ -152,8 +176,8 @@ class ReadMirrored:
         gc.collect()
 
 
-Job = Pack | Extend | Concat | Push | Pull | ReadMirrored
-_JOBS = {job.__name__: job for job in (Pack, Extend, Concat, Push, Pull, ReadMirrored)}
+Job = Pack | Extend | Concat | Push | PackToStore | Pull | ReadMirrored
+_JOBS = {job.__name__: job for job in Job.__args__}
 
 
 def as_json(job: Job) -> str:

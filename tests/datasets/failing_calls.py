@@ -167,7 +167,12 @@ def serve():
         Pack(folder + "/c", count=1).run()
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    # What outlives a run may go on beside the next one.  Workers of a pool of Python's
+    # whose process was killed wait for tasks for ever.
+    earlier_runs = []
     for line in requests:
+        if len(earlier_runs) > 1:
+            end_group(earlier_runs.pop(0))
         job = job_from_json(line)
         reader, writer = os.pipe()
         child = os.fork()
@@ -176,8 +181,17 @@ def serve():
             os.setsid()
             tell_how_it_went(job, writer)
         os.close(writer)
+        earlier_runs.append(child)
         status, text = wait_for(child, reader)
         print(json.dumps({"status": status, "text": text}), file=answers, flush=True)
+    for run in earlier_runs:
+        end_group(run)
+
+
+def end_group(child):
+    """End what is left of a run."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def tell_how_it_went(job, writer):
@@ -207,8 +221,7 @@ def wait_for(child, reader):
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     if not Family(child).wait_while(goes_on):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
+        end_group(child)
         os.waitpid(child, 0)
         os.close(reader)
         return "hangs", ""
@@ -435,7 +448,7 @@ def unsynced(log, path, top):
         elif kind == "mkdir" and name not in made_folders:
             made_folders.add(name)
             unsynced_names.setdefault(str(Path(name).parent), []).append(name)
-        elif kind == "rename":
+        elif kind in {"rename", "link"}:
             if name in dirty_files:
                 problems.append(f"{to} had its name before its bytes were on the disk")
             folder = str(Path(to).parent)

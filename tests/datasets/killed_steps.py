@@ -18,6 +18,7 @@ from cache_jobs import (
     Extend,
     Job,
     Pack,
+    PackToStore,
     Pull,
     Push,
     ReadMirrored,
@@ -100,6 +101,13 @@ SETTINGS = {
     "push over old": Setting(
         Push("@/store", "@/two.lk", overwrite=True),
         (*_STORED, _TWO),
+        old=(_ONE,),
+        new=(_TWO,),
+    ),
+    "pack to a store": Setting(PackToStore("@/store", "@/mirror"), new=(_ONE,)),
+    "pack to a store over old": Setting(
+        PackToStore("@/store", "@/mirror", factor=2, overwrite=True),
+        _STORED,
         old=(_ONE,),
         new=(_TWO,),
     ),
@@ -220,14 +228,19 @@ def _run(runner, scenario, job, kill, folder):
     if f"delete {claim}" in outcome.text:
         claim.unlink()
         outcome = runner.run(job, fault, top=folder)
-    for file in Path(job.path).rglob(".*.partial"):
+    for file in _partial_files(job):
         # Another process may be writing it, as far as anybody knows, for an hour.
         before_s = file.stat().st_mtime - _AN_HOUR_AND_MORE_S
         os.utime(file, (before_s, before_s))
-    if not kill and _IS_THERE in outcome.text and isinstance(job, Push):
-        # What is left of the first one goes when the cache is replaced.
+    if not kill and _IS_THERE in outcome.text and any(_partial_files(job)):
+        # Those go when the cache is replaced.
         outcome = runner.run(replace(job, overwrite=True), fault, top=folder)
     return outcome
+
+
+def _partial_files(job):
+    """The files that writers to a store were at when they were killed."""
+    return list(Path(job.path).rglob(".*.partial"))
 
 
 def _wrong_ending(outcome, kill):
@@ -302,6 +315,9 @@ def lasting_files(setting, folder):
         is_lock = name.endswith((".lock", ".holder")) and "/leases/" not in name
         # Which shards a small mirror has depends on who came when.
         may_go = is_mirror and name.endswith((".h5", ".used"))
+        # What is opened behind packing is mirrored.
+        may_go |= name.startswith("mirror/") and isinstance(setting.job, PackToStore)
+        may_go &= not name.startswith("mirror/packing/")
         if not (is_lock or may_go):
             files[name] = content
     return files

@@ -16,7 +16,7 @@ import failing_calls
 import filelock
 import killed_steps
 import pytest
-from cache_jobs import samples_in_order
+from cache_jobs import Concat, Pull, Push, moved, samples_in_order
 from failing_calls import (
     FOREVER,
     Action,
@@ -147,6 +147,7 @@ def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_d
         # While it removes what is needed no more.
         ("pull", 0.95),
         ("extend", 0.9),
+        ("pack to a store", 0.92),
         # While it writes the manifest.
         ("mirror", 0.2),
     ],
@@ -232,6 +233,26 @@ def test_bytes_are_on_the_disk_before_the_names_that_promise_them(runner, tmp_pa
     for at in needed:
         log = outcome.log[:at] + outcome.log[at + 1 :]
         assert failing_calls.unsynced(log, path, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [
+        Push("@/new/store", "@/c.lk"),
+        Pull("@/new/c.lk", "@/c.lk"),
+        Concat("@/new/c.lk", ("@/c.lk", "@/c.lk")),
+    ],
+    ids=lambda job: type(job).__name__.lower(),
+)
+def test_a_copied_cache_is_on_the_disk_before_its_manifest(runner, tmp_path, job):
+    job = moved(job, "@", tmp_path)
+    assert runner.run(Pack(f"{tmp_path}/c.lk")).status == "ok"
+
+    outcome = runner.run(job, top=tmp_path)
+
+    assert outcome.status == "ok"
+    assert failing_calls.unsynced(outcome.log, job.path, tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

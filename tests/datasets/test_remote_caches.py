@@ -330,6 +330,23 @@ def test_what_a_killed_writer_left_goes_when_the_cache_is_replaced(folder, tmp_p
     assert left == wanted | {"notes.h5", in_the_making.name}
 
 
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_what_was_packed_for_a_store_goes_when_it_was_copied(tmp_path, is_copied):
+    """A run may be killed behind its last step, or not have come to copying."""
+    url, mirror = (tmp_path / "store").as_uri(), tmp_path / "m"
+    pack([1, 2, 3], url, workers=0, mirror=mirror)
+    [lock] = (mirror / "packing").glob("*.lock")
+    packed = lock.with_suffix("")
+    pack([1, 2, 3] if is_copied else [4], packed, workers=0)
+
+    with pytest.raises(CacheError, match="There is a cache at"):
+        pack([1, 2, 3], url, workers=0, mirror=mirror)
+
+    assert packed.exists() == (not is_copied)
+    pack([5], url, workers=0, mirror=mirror, overwrite=True)
+    assert not packed.exists()
+
+
 class LosingItsConnection(FolderStorage):
     """A store that gives some pieces of files, and then nothing more."""
 
