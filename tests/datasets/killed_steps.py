@@ -36,6 +36,8 @@ from failing_calls import (
     what_is_seen,
 )
 
+from loaderkit.cache.build import finish_killed_commit
+
 STEPS = "rename link unlink rmdir mkdir fsync"
 _AN_HOUR_AND_MORE_S = 4000.0
 _IS_THERE = "There is a cache at"
@@ -254,6 +256,8 @@ def _wrong_ending(outcome, kill):
 def _is_done(scenario, job, folder):
     """Whether the job had come to its end, and is not to be done again."""
     if not scenario.setting.may_be_repeated:
+        # Whatever is done there next begins with this.
+        finish_killed_commit(Path(job.path))
         return what_is_seen(Path(job.path), scenario) == "new"
     return lasting_files(scenario.setting, folder) == scenario.wanted
 
