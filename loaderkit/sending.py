@@ -5,10 +5,14 @@ And whether they may be forked in place of that.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import pickle
 import sys
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from loaderkit.forking import find_fork_hazard
@@ -16,7 +20,15 @@ from loaderkit.memory.shm_batch import named_in_pickle
 from loaderkit.spawning import why_no_new_process, why_not_importable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_SMALL_BYTES = 1 << 20
+"""Storages of fewer bytes may travel by value.  Chosen: to copy as many takes 50 us,
+about what it takes to make a segment, and nobody has thousands of larger ones."""
+_MOST_SHARED = 64
+"""So many small storages travel as shared memory all the same, as torch has it: what a
+dataset writes to one of them, every process sees.  Chosen: a sixteenth of the files
+that a process may usually have open, and more tensors than a dataset has names for."""
 
 
 def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
@@ -71,3 +83,52 @@ def _why_part_unsendable(name: str, part: Any) -> str:
         if reason:
             return f"{name}: {reason}"
     return ""
+
+
+class Sent:
+    """What a new process is sent, however many tensors it holds.
+
+    torch sends each storage as shared memory, whose file stays open in both processes
+    for as long as it lives: some hundred graphs take all the files that a process may
+    have open.  So of many small storages all but the first travel by value.
+
+    Args:
+        value: What is sent; tensors that share memory still do so there.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        stream = io.BytesIO()
+        _SendingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(self.value)
+        return _receive, (stream.getvalue(),)
+
+
+class _SendingPickler(ForkingPickler):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._small_storages = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.UntypedStorage or value.device.type != "cpu":
+            return NotImplemented
+        if value.nbytes() >= _SMALL_BYTES:
+            return NotImplemented
+        self._small_storages += 1
+        # What the user has shared stays shared.
+        if self._small_storages <= _MOST_SHARED or value.is_shared():
+            return NotImplemented
+        content = torch.empty(0, dtype=torch.uint8).set_(value)
+        return _make_storage, (content.numpy().tobytes(),)
+
+
+def _make_storage(content: bytes) -> torch.UntypedStorage:
+    # Memory of torch's own: what it sees of a buffer of Python's cannot be resized.
+    numbers = torch.empty(len(content), dtype=torch.uint8)
+    numbers.numpy()[:] = np.frombuffer(content, np.uint8)
+    return numbers.untyped_storage()
+
+
+def _receive(pickled: bytes) -> Sent:
+    return Sent(pickle.loads(pickled))

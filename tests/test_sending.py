@@ -2,7 +2,9 @@
 
 import io
 import multiprocessing
+import os
 import sqlite3
+import subprocess
 import sys
 import threading
 import types
@@ -102,3 +104,49 @@ def test_a_device_or_an_open_file_is_not_forked(tmp_path):
     with sqlite3.connect(tmp_path / "rows.db") as database:
         assert not can_fork(dataset=Holder(database))
     database.close()
+
+
+MANY_TENSORS = """
+import multiprocessing, resource, sys, torch, loaderkit
+
+class Views:
+    def __init__(self, count):
+        self.bases = [torch.zeros(2) for _ in range(count)]
+        self.views = [base[:1] for base in self.bases]
+        self.large = torch.arange(1 << 18)
+    def __len__(self):
+        return len(self.views)
+    def __getitem__(self, row):
+        self.bases[row][0] = self.large[row]
+        return {"x": self.views[row].clone()}
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+    loader = loaderkit.build_loader(Views(400), num_workers=1, batch_size=50)
+    print(torch.cat([batch["x"] for batch in loader]).flatten().int().tolist())
+    cache = loaderkit.pack(Views(400), sys.argv[1] + "/asked.lk", workers=1)
+    print([int(sample["x"]) for sample in cache])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    cache = loaderkit.pack([{"x": i} for i in range(20_000)], sys.argv[1] + "/c.lk")
+    print(len(cache), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+"""
+
+
+@pytest.mark.slow
+def test_more_tensors_than_open_files_are_sent_and_still_share_memory(tmp_path):
+    """By a loader and by a packing worker; what lies in a list is sent to nobody."""
+    script = tmp_path / "views.py"
+    script.write_text(MANY_TENSORS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", script, tmp_path],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+    wanted = str(list(range(400)))
+    assert run.stdout.splitlines() == [wanted, wanted, "20000 0.0"], run.stderr

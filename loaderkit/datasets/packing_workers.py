@@ -34,7 +34,7 @@ from loaderkit.datasets.packing_tasks import doing_tasks_of
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
-from loaderkit.sending import can_fork, why_unsendable
+from loaderkit.sending import Sent, can_fork, why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,6 +229,9 @@ class LocalEngine:
         source = self._common.job.source
         if method == "fork":
             return method
+        if self._asked_for is None and not source.runs_user_code():
+            # To send samples that lie in memory takes longer than to pack them.
+            return None
         reason = why_unsendable({"dataset": source}, method)
         if not reason:
             return method
@@ -404,7 +407,7 @@ def _never_began(status: int, method: str) -> DatasetError:
 def _start_worker(common: CommonPart, file: Path, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
-    arguments = (common, file, task_reader, answer_writer)
+    arguments = (Sent(common), file, task_reader, answer_writer)
     process: Any = context.Process(target=_run_worker, args=arguments)  # type: ignore[attr-defined]
     try:
         with _sigint_blocked(context):
@@ -437,7 +440,7 @@ def _sigint_blocked(context: BaseContext) -> Iterator[None]:
 
 
 def _run_worker(
-    common: CommonPart,
+    sent: Sent,
     file: Path,
     tasks: Connection[Any, Any],
     answers: Connection[Any, Any],
@@ -449,6 +452,7 @@ def _run_worker(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers.send(_BEGUN)
     torch.set_num_threads(1)
+    common: CommonPart = sent.value
     job = common.job
     with (
         job.tracker(all_threads=True) as tracker,
