@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from failing_calls import files_of
+from failing_calls import files_of, finished_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
@@ -453,7 +453,9 @@ def pack_until_killed(source, path, workers, shards):
 
     process = FORK.Process(target=run)
     process.start()
-    while len(list(path.glob("*.h5"))) < shards and process.is_alive():
+    # A shard is finished when its note stands, behind its file.
+    notes = path / ".building"
+    while len(list(notes.glob("[0-9]*.json"))) < shards and process.is_alive():
         time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -483,11 +485,12 @@ def test_a_span_that_had_ended_is_not_read_again_where_its_file_is_known(tmp_pat
     killed = pack_until_killed(source, path, workers=0, shards=9)
     assert killed == -signal.SIGKILL
     ended = (data / "log").read_text().split()
-    shards = {file.name: file.stat().st_ino for file in path.glob("*.h5")}
+    shards = finished_shards(path)
 
     pack(source, path, spans=6, shard_bytes=1_000, workers=0)
 
     assert ended
+    assert len(shards) >= 9
     assert (data / "log").read_text().split() == [str(span) for span in range(6)]
     # What was written of the span that had not ended is found again too.
     kept = {file.name: file.stat().st_ino for file in path.glob("*.h5")}
