@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 from loaderkit.loader.failures import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.memory.shm_batch import ReceivedBatch
-from loaderkit.sending import Sent
+from loaderkit.sending import SentWhole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +96,7 @@ def worker_number() -> int:
     return 0 if info is None else info.id
 
 
-class MapBatches(Dataset[Delivery]):
+class MapBatches(SentWhole, Dataset[Delivery]):
     """Stand-in for a map-style dataset: gives a delivery for the rows of a batch.
 
     Args:
@@ -109,12 +109,6 @@ class MapBatches(Dataset[Delivery]):
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
         self._failure: Failure | None = None
-
-    def __getstate__(self) -> Sent:
-        return Sent(vars(self))
-
-    def __setstate__(self, sent: Sent) -> None:
-        vars(self).update(sent.value)
 
     def __len__(self) -> int:
         return len(self.fetching)

@@ -27,6 +27,7 @@ from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.randomness import Seeded, mix_seed
+from loaderkit.sending import SentWhole
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class ToldLength:
         warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
 
 
-class IterableBatches(IterableDataset[Delivery]):
+class IterableBatches(SentWhole, IterableDataset[Delivery]):
     """Stand-in for an iterable dataset: gives deliveries of whole batches.
 
     Args:
