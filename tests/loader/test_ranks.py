@@ -134,9 +134,10 @@ def test_torchrun_gives_every_rank_its_share(cache, tmp_path):
     *ranks_read, variables = run_by_torchrun(script, cache.cache)
 
     # The other tests set what torchrun sets, but for what is its own affair: signals,
-    # where a failed rank writes, and the size of the terminal.
+    # where a failed rank writes, the size of the terminal, and threads where nobody
+    # has said how many.
     others = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
-    others |= {"COLUMNS", "LINES"}
+    others |= {"COLUMNS", "LINES", "OMP_NUM_THREADS"}
     new = set(variables) - set(os.environ)
     assert new - others == set(rank_variables(0, 2, 0))
     assert len(ranks_read) == 6
