@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SLICE_BYTES = 16 << 10
 """From this mean run size on, slices beat an index."""
-_FEWEST_SAMPLES = 4
+FEWEST_SAMPLES = 4
 """Fewer samples of one part are copied slice by slice, whatever their size."""
 _CACHED_BYTES = 1 << 20
 """A padded batch up to this size is filled with zeros first: it saves a call a sample,
@@ -249,7 +249,7 @@ def gather_from_array(
         add: As for ``gather``.
     """
     nbytes, samples = out.nbytes, len(ranges.lengths)
-    if nbytes >= SLICE_BYTES * samples or samples < _FEWEST_SAMPLES:
+    if nbytes >= SLICE_BYTES * samples or samples < FEWEST_SAMPLES:
         gather({ranges.parts[0].number: values}, ranges, out, add)
     elif nbytes:
         _take(values, ranges, out, add)
@@ -359,7 +359,7 @@ def _are_slices_faster(
             return True  # decompressed on the way, and cannot be indexed
     mean_bytes = out.nbytes // len(ranges.lengths)
     # An index costs some numpy calls a part, which few samples do not pay for.
-    has_few_samples_a_part = len(ranges.lengths) < _FEWEST_SAMPLES * len(ranges.parts)
+    has_few_samples_a_part = len(ranges.lengths) < FEWEST_SAMPLES * len(ranges.parts)
     return mean_bytes >= SLICE_BYTES or has_few_samples_a_part
 
 

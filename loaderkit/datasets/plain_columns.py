@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.cache.gather import SLICE_BYTES, pad_runs
+from loaderkit.cache.gather import FEWEST_SAMPLES, SLICE_BYTES, pad_runs
 from loaderkit.datasets.dtypes import carrier
 from loaderkit.datasets.gathering import batch_dtype
 from loaderkit.datasets.ragged import Padded, mask_of
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from loaderkit.datasets.kinds import ColumnSpec
 
     Ints = NDArray[np.int64]
-
-_FEWEST_SAMPLES = 4
-"""Of fewer samples each is copied by itself, as ``gather`` does."""
 
 
 class PlainColumn:
@@ -81,11 +78,9 @@ class PlainColumn:
             checked.
         """
         part = gather.selection.only_part(self._column)
-        if part is None or part.rows is not None or not part.offsets_are_checked:
+        if part is None or part.rows is not None or part.ready_values is None:
             return None
-        values: Any = part.values
-        if not isinstance(values, np.ndarray):
-            return None
+        values = part.ready_values
         starts, lengths = gather.located_rows(part)
         if self._is_stacked:
             return self._stack(gather, values, starts)
@@ -100,7 +95,7 @@ class PlainColumn:
     def _stack(
         self, gather: BatchGather, values: NDArray[Any], starts: Ints
     ) -> torch.Tensor | None:
-        if self._row_bytes >= SLICE_BYTES or len(starts) < _FEWEST_SAMPLES:
+        if self._row_bytes >= SLICE_BYTES or len(starts) < FEWEST_SAMPLES:
             return None
         stacked = gather.empty((len(starts), *self._row_shape), self._dtype)
         out = stacked.numpy()
