@@ -1,17 +1,24 @@
 """Copy whole caches to a store and from it: shards first, the manifest last.
 
-A reader of the store finds the cache that was there before, or the new one.  Of two
-processes that write one URL at once, one succeeds and the other gets an error.
+A reader of the store finds the cache that was there before, or the new one.  Of several
+processes that write one URL at once, each succeeds or gets an error.
+
+Files are removed only by who holds the claim, a file that one process at a time can
+make, and only those that the manifest there does not name.  Who replaces a cache holds
+it from before it looks what is there, so that what it counts on stays.  Who writes to
+where there is no cache needs none: once a manifest stands, its own is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 import socket
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +47,7 @@ from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
 
     from loaderkit.cache.build import Build
@@ -48,9 +55,16 @@ if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest
     from loaderkit.cache.storage import Storage
 
+_LOG = logging.getLogger("loaderkit")
 _CLAIM = ".writing"
-"""A file that says who replaces the cache at a URL.  It is committed, which of several
-processes succeeds for one, so that there is one at a time."""
+"""A file that says who replaces the cache at a URL, or tidies up there.  It is
+committed, which of several processes succeeds for one, so that there is one at a
+time."""
+_TIDIES = "removes what no cache needs"
+"""Noted in the claim of who does not replace a cache, and holds it for moments."""
+CLAIM_WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Pauses of who waits for the claim of another that tidies up, or of one that ends.
+Chosen: removing takes 30 ms a file on moto's server, of 200 shards as long as this."""
 _PROBE = ".writable"
 """A file that is written and removed, to see whether that is possible."""
 _MAX_CLAIM_BYTES = 1 << 16
@@ -137,6 +151,8 @@ class WritableTarget:
     storage: Storage
     overwrite: bool
     """A cache that is there is replaced."""
+    may_remove: bool
+    """Files can be removed there, too."""
 
 
 def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
@@ -156,22 +172,38 @@ def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
         CacheError: There is no bucket, or it cannot be written to.
     """
     if overwrite:
-        with contextlib.suppress(FileNotFoundError):
-            claim = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES)
-            raise _other_replaces(storage, claim.decode())
+        claim = _read_claim(storage)
+        # Who tidies up is gone before a shard is copied.
+        if claim is not None and _TIDIES not in claim:
+            raise _other_replaces(storage, claim)
     elif find_remote_manifest(storage) is not None:
         raise _other_was_quicker(storage)
+    may_remove = True
     # The Hub would keep a commit of each.
     if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
         storage.commit(_PROBE, b"", replace=True)
-        # Who may write, and not remove, can copy a cache all the same.
-        with contextlib.suppress(CacheError):
+        try:
             storage.remove(_PROBE)
-    return WritableTarget(storage, overwrite)
+        except CacheError:
+            # Who may write, and not remove, can copy a cache all the same.  To replace
+            # one is to remove its shards.
+            if overwrite:
+                raise
+            may_remove = False
+    return WritableTarget(storage, overwrite, may_remove)
 
 
-def copy_to_target(folder: Path, target: WritableTarget) -> Transfer:
+def copy_to_target(
+    folder: Path,
+    target: WritableTarget,
+    claim_waits_s: Sequence[float] = CLAIM_WAITS_S,
+) -> Transfer:
     """Copy a cache to where a store lets it be written.
+
+    Args:
+        folder: The cache's.
+        target: Where to.
+        claim_waits_s: Pauses while another process tidies up there.
 
     Raises:
         OtherWriterError: Another process has written a cache there meanwhile, or
@@ -179,29 +211,85 @@ def copy_to_target(folder: Path, target: WritableTarget) -> Transfer:
         CacheError: There is no whole cache in the folder, or the store does not answer.
     """
     manifest = _load_whole(folder)
-    storage, overwrite = target.storage, target.overwrite
-    # Without overwriting, the commit itself lets one writer win.
-    with _claim_of(storage) if overwrite else contextlib.nullcontext():
-        sizes_before = storage.sizes()
-        uploaded = _upload_missing(folder, manifest, storage, sizes_before)
-        content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
-        try:
-            storage.commit(MANIFEST, content, replace=overwrite)
-        except FileExistsError:
-            _remove_unnamed(storage, set(uploaded))
-            raise _other_was_quicker(storage) from None
-        if overwrite:
-            # What the cache before named, and what a writer that was killed has left.
-            for name in sorted(set(sizes_before) - set(manifest.files)):
-                if is_cache_file_name(name):
-                    storage.remove(name)
+    content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
+    upload = _Upload(folder, manifest, target.storage)
+    if target.overwrite:
+        _replace(upload, content, claim_waits_s)
+    else:
+        _create(upload, content, target, claim_waits_s)
     return Transfer(
         str(folder),
-        storage.url,
+        target.storage.url,
         manifest.samples,
-        1 + len(uploaded),
-        len(content) + sum(uploaded.values()),
+        1 + len(upload.copied_bytes),
+        len(content) + sum(upload.copied_bytes.values()),
     )
+
+
+def _replace(
+    upload: _Upload, manifest_text: bytes, claim_waits_s: Sequence[float]
+) -> None:
+    """Put a cache in the place of the one that is there, if any."""
+    storage = upload.storage
+    with _claim_of(storage, claim_waits_s):
+        upload.copy_missing(storage.sizes())
+        storage.commit(MANIFEST, manifest_text, replace=True)
+        sizes = storage.sizes()
+        # An older version removes its own files without a claim when it has lost.
+        upload.copy_missing(sizes)
+        # What the cache before named, what a writer that was killed has left, and what
+        # one wrote that will be refused.
+        _remove_but(upload.manifest, storage, sizes)
+
+
+def _create(
+    upload: _Upload,
+    manifest_text: bytes,
+    target: WritableTarget,
+    claim_waits_s: Sequence[float],
+) -> None:
+    """Put a cache where there is none; of several writers the commit lets one win."""
+    storage = target.storage
+    sizes = storage.sizes()
+    is_refused = False
+    try:
+        sizes = upload.copy_missing(sizes)
+        storage.commit(MANIFEST, manifest_text, replace=False)
+    except FileExistsError:
+        is_refused = True
+    except _LostFileError:
+        # Who has won meanwhile has tidied up.
+        if find_remote_manifest(storage) is None:
+            raise
+        is_refused = True
+    unnamed = set(filter(is_cache_file_name, sizes)) - set(upload.manifest.files)
+    if target.may_remove and (is_refused or unnamed):
+        _tidy_up(storage, claim_waits_s)
+    if is_refused:
+        raise _other_was_quicker(storage)
+
+
+def _tidy_up(storage: Storage, claim_waits_s: Sequence[float]) -> None:
+    """Remove what losers and killed writers have left beside a cache that stands.
+
+    What is left takes room and does no harm: the next one that replaces the cache
+    removes it.
+    """
+    try:
+        with _claim_of(storage, claim_waits_s, tidies=True):
+            # Read under the claim: nobody replaces it meanwhile.
+            standing = find_remote_manifest(storage)
+            if standing is not None:
+                _remove_but(standing, storage, storage.sizes())
+    except CacheError as error:
+        _LOG.warning("%s: files of no cache stay there (%s)", storage.url, error.what)
+
+
+def _remove_but(manifest: Manifest, storage: Storage, names: Iterable[str]) -> None:
+    """Remove files of caches that a manifest does not name; the claim is held."""
+    for name in sorted(set(names) - set(manifest.files)):
+        if is_cache_file_name(name):
+            storage.remove(name)
 
 
 def _load_whole(folder: Path) -> Manifest:
@@ -302,65 +390,79 @@ def _was_copied_before(folder: Path, file: ShardFile) -> bool:
     return True
 
 
-def _upload_missing(
-    folder: Path,
-    manifest: Manifest,
-    storage: Storage,
-    sizes_before: Mapping[str, int],
-) -> dict[str, int]:
-    """Copy the files that the store lacks; say which, and how large they are.
+class _LostFileError(CacheError):
+    """A file is not in the store any more."""
 
-    A name ends in the checksum of its file, so that what has the name and the size is
-    the file, or was cut by nobody: a store shows what it has whole.
+
+class _Upload:
+    """The copying of a cache's files to a store.
+
+    Args:
+        folder: The cache's.
+        manifest: Of the cache.
+        storage: Where to.
     """
-    uploaded: dict[str, int] = {}
-    for file in files_of(manifest):
-        if sizes_before.get(file.file) != file.bytes:
+
+    def __init__(self, folder: Path, manifest: Manifest, storage: Storage) -> None:
+        self._folder = folder
+        self.manifest = manifest
+        self.storage = storage
+        self.copied_bytes: dict[str, int] = {}
+        """By name of what was copied."""
+
+    def copy_missing(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Copy the files that the store lacks.
+
+        A name ends in the checksum of its file, so that what has the name and the size
+        is the file, or was cut by nobody: a store shows what it has whole.
+
+        Args:
+            sizes: The files that are there.
+
+        Returns:
+            Those that are there now.
+
+        Raises:
+            CacheError: The store does not answer, or does not keep what it got.
+        """
+        missing = [
+            file
+            for file in files_of(self.manifest)
+            if sizes.get(file.file) != file.bytes
+        ]
+        if not missing:
+            return sizes
+        for file in missing:
             # A damaged file is not passed on.
-            check_digest(folder, file)
-            storage.write_file(file.file, folder / file.file)
-            uploaded[file.file] = file.bytes
-    if uploaded:
-        # Another writer that lost removes what its winner does not name.
-        sizes_now = storage.sizes()
-        for file in files_of(manifest):
-            if sizes_now.get(file.file) != file.bytes:
-                message = (
-                    f"{storage.url}/{file.file} is not there after it was written."
-                )
+            check_digest(self._folder, file)
+            self.storage.write_file(file.file, self._folder / file.file)
+            self.copied_bytes[file.file] = file.bytes
+        # Where another writer has won meanwhile, it removes what it does not name.
+        sizes = self.storage.sizes()
+        for file in files_of(self.manifest):
+            if sizes.get(file.file) != file.bytes:
+                message = f"{self.storage.url}/{file.file} is not there after it was "
+                message += "written."
                 why = "another process has removed it, or the store lost it"
-                raise CacheError(message, why=why, fix="run the same again")
-    return uploaded
-
-
-def _remove_unnamed(storage: Storage, names: set[str]) -> None:
-    """Remove files that were written for nothing, but for those the winner has too."""
-    winner = find_remote_manifest(storage)
-    if winner is not None:
-        for name in names - set(winner.files):
-            storage.remove(name)
+                raise _LostFileError(message, why=why, fix="run the same again")
+        return sizes
 
 
 @contextlib.contextmanager
-def _claim_of(storage: Storage) -> Iterator[None]:
-    """Be the only one who replaces the cache at a URL.
+def _claim_of(
+    storage: Storage, waits_s: Sequence[float], *, tidies: bool = False
+) -> Iterator[None]:
+    """Be the only one who may remove files at a URL.
+
+    Args:
+        storage: The URL.
+        waits_s: Pauses while another is.
+        tidies: No cache is replaced: it is held for moments.
 
     Raises:
-        OtherWriterError: Another process is.
+        OtherWriterError: Another process is, and goes on replacing the cache.
     """
-    this_writer = {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "time": time.ctime(),
-    }
-    try:
-        storage.commit(_CLAIM, json.dumps(this_writer).encode(), replace=False)
-    except FileExistsError:
-        try:
-            writer = storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode()
-        except FileNotFoundError:
-            writer = "which has ended meanwhile"
-        raise _other_replaces(storage, writer) from None
+    _take_claim(storage, waits_s, tidies=tidies)
     try:
         yield
     except BaseException:
@@ -369,6 +471,40 @@ def _claim_of(storage: Storage) -> Iterator[None]:
             storage.remove(_CLAIM)
         raise
     storage.remove(_CLAIM)
+
+
+def _take_claim(storage: Storage, waits_s: Sequence[float], *, tidies: bool) -> None:
+    this_writer = {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "time": time.ctime(),
+        # A try whose answer was lost knows its claim again, and no other's.
+        "token": uuid.uuid4().hex,
+    }
+    if tidies:
+        this_writer["doing"] = _TIDIES
+    content = json.dumps(this_writer).encode()
+    for wait_s in (*waits_s, None):
+        try:
+            storage.commit(_CLAIM, content, replace=False)
+        except FileExistsError:
+            claim = _read_claim(storage)
+        else:
+            return
+        # Who replaces a cache may take hours, and another who would replace it is not
+        # let in.  Who tidies up waits for its end, behind which nobody else would.
+        is_brief = claim is None or _TIDIES in claim
+        if wait_s is None or not (tidies or is_brief):
+            raise _other_replaces(storage, claim or "which has ended meanwhile")
+        time.sleep(wait_s)
+
+
+def _read_claim(storage: Storage) -> str | None:
+    """Read who holds the claim; None where nobody does."""
+    try:
+        return storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return None
 
 
 def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
