@@ -486,6 +486,8 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         if _EXCEEDED_AN_AMOUNT.search(sentence):
             has_consequence = True
         is_refused = has_consequence or ONE_BLOCK.search(sentence) is not None
+        if _is_input(clue):
+            return False
         if _is_above_limit(amounts) and OTHER_THING.search(sentence) is None:
             is_refused = True
         has_free = any(amount.role in _ROLES_OF_MEMORY for amount in amounts)
@@ -513,9 +515,13 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if OTHER_THING.search(sentence):
         return False
+    if clue.phrase is Phrase.EXCEEDED and _is_input(clue):
+        return False
     if clue.phrase is Phrase.EXCEEDED and _is_above_limit(amounts):
         return True
     if clue.phrase is Phrase.EXCEEDED and ONE_BLOCK.search(sentence):
+        return True
+    if _SHARE_WAS_EXCEEDED.match(sentence) and _is_terse(sentence):
         return True
     if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
         return True
@@ -570,6 +576,38 @@ _EXCEEDED_ITS_SHARE = compile_words(
     r"(?:allowed|allocated|allotted|requested|asked|given|reserved|granted|assigned|permitted|available|limit|request)"
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
+_SHARE_WAS_EXCEEDED = compile_words(
+    r"\W{0,3}(?:\w{1,20} ){0,3}(?:mem(?:ory)?|v?ram|hbm) (?:usage )?"
+    r"(?:limit|cap|ceiling|allocation|allowance|budget|quota|share|reservation) "
+    r"(?:was |is |has been |have been )?"
+    r"(?:exceeded|reached|overrun|surpassed|exhausted|used up)\b"
+)
+"""A sentence that begins with the share and says that it was too small."""
+_INPUT = compile_words(
+    r"\b(?:files?|segments?|packets?|messages?|strings?|lines?|payload|body|requests?"
+    r"|headers?|frames?|records?|attributes?|inputs?|images?|challenge|names?|paths?"
+    r"|fields?|columns?|rows?|text|json|commands?)\b"
+)
+"""What a program reads into a buffer of its own."""
+_ALLOCATED = compile_words(
+    r"alloc|\bbuffers?\b|tensor|\barrays?\b|texture|memory|\bv?ram\b|\bmodel\b"
+)
+"""What is a piece of memory itself."""
+
+_OWN_BUFFER = compile_words(r"\bmax(?:imum)? (?:allowed )?buffer (?:size|length)\b")
+"""A limit that devices have too; its subject tells which of both is meant."""
+
+
+def _is_input(clue: _Clue) -> bool:
+    """Whether what is larger than a buffer is something that is read into it."""
+    subject = clue.text[clue.sentence()[0] : clue.start]
+    exceeding = clue.words.partition("exceed")[0]
+    before = f"{subject}{exceeding}"
+    if _OWN_BUFFER.search(clue.text, clue.start, clue.sentence()[1]) is None:
+        return False
+    return _INPUT.search(before) is not None and _ALLOCATED.search(before) is None
+
+
 _EXCEEDED_AN_AMOUNT = compile_words(
     r"\bexceeded (?:[\w-]{1,20} ){0,4}memory limit of \d[\d.]{0,12} ?"
     r"(?:[KMGT]?i?B|bytes)\b"
