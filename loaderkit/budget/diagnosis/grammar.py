@@ -84,6 +84,8 @@ class Exhaustion:
     """Where it ends."""
     region: tuple[int, int]
     """The part of the text that its amounts may stand in."""
+    is_guess: bool = False
+    """Whether the text itself only guesses so."""
 
 
 @dataclass(frozen=True)
@@ -428,7 +430,15 @@ def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | N
     if not is_report:
         return None
     kind, backend = _kind_and_backend(clue, sentence, amounts)
-    return Exhaustion(kind, backend, clue.start, clue.end, region)
+    is_guess = _GUESSED.search(clue.text, begin, clue.start) is not None
+    return Exhaustion(kind, backend, clue.start, clue.end, region, is_guess)
+
+
+_GUESSED = compile_words(
+    r"\b(?:may|might|could) (?:also )?(?:be(?! caused)|have)\b"
+    r"|\b(?:possibly|probably|perhaps|maybe|presumably)\b(?! (?:reason|cause)s?\b)"
+)
+"""Behind a label and before the phrase: the error is a fact, its cause is not."""
 
 
 def _reports_nothing(clue: _Clue) -> bool:
@@ -594,17 +604,17 @@ _ALLOCATED = compile_words(
 )
 """What is a piece of memory itself."""
 
+_OVERSTEPPED = compile_words(r"\b(?:exceed|(?:larger|greater|bigger|longer) than)")
 _OWN_BUFFER = compile_words(r"\bmax(?:imum)? (?:allowed )?buffer (?:size|length)\b")
 """A limit that devices have too; its subject tells which of both is meant."""
 
 
 def _is_input(clue: _Clue) -> bool:
     """Whether what is larger than a buffer is something that is read into it."""
-    subject = clue.text[clue.sentence()[0] : clue.start]
-    exceeding = clue.words.partition("exceed")[0]
-    before = f"{subject}{exceeding}"
-    if _OWN_BUFFER.search(clue.text, clue.start, clue.sentence()[1]) is None:
+    begin, end = clue.sentence()
+    if _OWN_BUFFER.search(clue.text, clue.start, end) is None:
         return False
+    before = _OVERSTEPPED.split(clue.text[begin:end], maxsplit=1)[0]
     return _INPUT.search(before) is not None and _ALLOCATED.search(before) is None
 
 
@@ -653,6 +663,9 @@ _WARNING_LEVEL = compile_words(r"\bwarning (?:threshold|level|limit)\b")
 _BARE_SENTENCE = 12
 """Characters beside the phrase in a sentence with nothing else, such as "again."."""
 _SUBJECT = re.compile(r"(?!(?:I|We|You|They|It|He|She|This|That)\b)[A-Z]\w*(?: \w+)?$")
+_LABEL = re.compile(
+    r":$|\b(?:reason|cause|code|status|result|err(?:or)?)=$", re.IGNORECASE
+)
 _STORY = re.compile(r"\b(?:ran|runs?|running|goes|going|went)$", re.IGNORECASE)
 
 
@@ -660,7 +673,7 @@ def _is_headline(clue: _Clue, sentence: str) -> bool:
     """Whether a sentence is "out of memory", with at most a subject: "Prefill ..."."""
     begin, _ = clue.sentence()
     before = clue.text[begin : clue.start].strip(" \"'([{<*#-")
-    if not before or before.endswith(":"):
+    if not before or _LABEL.search(before):
         return True
     behind = sentence[clue.end - begin :].strip(" .!\"')]}")
     is_subject = _SUBJECT.match(before) is not None and not _STORY.search(before)
@@ -684,7 +697,7 @@ def _kind_and_backend(
     resource = _host_resource(clue, sentence, amounts)
     if resource is not None:
         return resource, "host"
-    if _HOSTS_MEMORY.search(clue.words):
+    if _HOSTS_MEMORY.search(clue.text, max(0, clue.start - _SUBJECT_OF_HOST), clue.end):
         return "host_alloc", "cpu"
     around = clue.surroundings()
     if COMPILER.search(clue.text, clue.sentence()[0], clue.start):
@@ -720,8 +733,13 @@ def _kind_and_backend(
     return "device_oom" if numbered else "device_oom_async", backend
 
 
+_SUBJECT_OF_HOST = 10
+"""Characters before "out of memory" in which "host ran" stands."""
 _DEVICE_MEMORY = compile_words(r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory")
-_HOSTS_MEMORY = re.compile(r"of[ _]?host[ _]?mem|host_mem", re.IGNORECASE)
+_HOSTS_MEMORY = re.compile(
+    r"of[ _]?host[ _]?mem|host_mem|\bhost (?:has )?(?:is|r[au]n|was|went) out of mem",
+    re.IGNORECASE,
+)
 
 
 def _host_resource(clue: _Clue, sentence: str, amounts: list[Amount]) -> str | None:

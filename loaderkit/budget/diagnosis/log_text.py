@@ -57,7 +57,8 @@ _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
     r"\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
-    r"|(?<!\braise )(?<!\bthrow )(?<!\bnew )\b(?P<name>\w{0,60}(?:Error|Exception))"
+    r"|(?<!\braise )(?<!\bthrow )(?<!\bnew )"
+    r"\b(?P<name>(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
     r"\((?:b|r)?[\"']|^b['\"]",
     re.MULTILINE,
 )
@@ -138,6 +139,13 @@ _NOT_COUNTED = "\u2064"
 _MARKS = _BEGINS_ANEW + _COLUMN
 _CLOSING = re.compile(r"[\"')}\]]{1,8}[ \t]*\Z")
 _MOST_PREFIXES = 6
+_BANNER = re.compile(
+    r"(?P<mark>[#=~*!>+-])(?P=mark){1,80} {1,4}"
+    r"(?P<words>(?!(?P=mark))\S(?:[^\n]{0,240}?\S)?) {1,4}"
+    r"(?:(?P=mark){2,80}|(?<=[^<])<{2,80})"
+)
+"""A line between marks, as programs draw it: "=== exited with 137 ===".  A heading has
+its marks in front only, and bold type none with a blank beside it."""
 """A line of ray about vLLM on a rank has five."""
 
 
@@ -470,6 +478,9 @@ def _clean_line(line: str, kinds: frozenset[tuple[str, int]]) -> _Line:
     before = line[: len(line) - len(words.lstrip(" \t"))]
     indentation = len(before) - len(before.rstrip(" \t"))
     words = _BLANKS.sub(" ", words).strip()
+    banner = _BANNER.fullmatch(words)
+    if banner is not None:
+        words = banner["words"]
     return _Line(len(counted), words, begins_anew, indentation)
 
 

@@ -87,8 +87,9 @@ _READ_ROLES: dict[str, frozenset[str]] = {
     "killed": frozenset(
         {"total_vm", "anon_rss", "in_use", "limit", "capacity", "free"}
     ),
+    "shm": frozenset({"requested", "free"}),
     **dict.fromkeys(
-        ("map_count", "pinned", "shm", "comm_oom", "library_alloc", "masked_oom"),
+        ("map_count", "pinned", "comm_oom", "library_alloc", "masked_oom"),
         frozenset({"requested"}),
     ),
 }
@@ -254,6 +255,8 @@ def _is_only_spoken_of(
         False where it can be a report.
     """
     text = phrases.text
+    if _SAID_BY_A_SHELL.match(match.group()):
+        return False  # what stands behind is the command as its script has it
     phrase = Span(match.start(), match.end())
     begin, end = sentence_around(text, phrase)
     sentence = Span(begin, min(end, len(text)))
@@ -377,7 +380,8 @@ def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> M
 
 def _read_finding(text: str, finding: Exhaustion) -> Message:
     begin, end = finding.region
-    empty = Message(is_oom=True, backend=finding.backend, kind=finding.kind)
+    is_oom = "maybe" if finding.is_guess else True
+    empty = Message(is_oom=is_oom, backend=finding.backend, kind=finding.kind)
     message = _with_amounts(empty, text[begin:end])
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
         # What was asked for can stand in the line before, with all that belongs to it.
