@@ -254,6 +254,52 @@ def test_an_input_is_no_memory(what):
     assert unread([f"Buffer of {what} bytes exceeds maximum buffer size 32768"]) == []
 
 
+@pytest.mark.parametrize("end", ["ended", "died", "finished"])
+def test_a_status_stands_behind_how_it_ended(end):
+    assert unread([f"=== training {end} (status 137) after 00:12:41 ==="]) == []
+    assert taken([f"=== training {end} (status 1) after 00:13:37 ==="]) == []
+
+
+@pytest.mark.parametrize("reason", ["oom", "out of memory"])
+def test_a_record_as_node_prints_it_is_read(reason):
+    texts = (
+        f'webContents render-process-gone {{ reason: "{reason}", exitCode: 5 }}',
+        f"worker exit {{ code: 1, reason: '{reason}' }}",
+        f"render process gone: {reason}",
+    )
+
+    assert unread(texts) == []
+    assert taken([f'return {{ reason: "{reason}", exitCode: 5 }};']) == []
+
+
+@pytest.mark.parametrize("what", ["this page", "the file", "your project"])
+@pytest.mark.parametrize("failure", ["could not open", "failed to load", "cannot show"])
+def test_a_reason_behind_because_is_a_report(failure, what):
+    texts = [f"Acme {failure} {what} because the device is out of memory."]
+
+    assert unread(texts) == []
+
+
+@pytest.mark.parametrize("card", ["the card", "this machine", "your GPU"])
+def test_more_is_needed_than_something_has(card):
+    message = read_message(
+        f"fatal: this run needs 48.0 GB of VRAM and {card} has 24.0 GB; stopping"
+    )
+
+    assert (message.requested, message.capacity) == (48 << 30, 24 << 30)
+
+
+def test_what_did_not_happen_or_is_only_near_is_none():
+    texts = (
+        *("OOM detected: False", "oom: no", "OOM detected, reducing batch_size to 4"),
+        "Your device is running low on memory. Close some apps.",
+        "WebGPU ran out of memory. Retrying with a smaller prompt...",
+        'return {"error": "Model does not fit in GPU memory", "needed": needed}',
+    )
+
+    assert taken(texts) == []
+
+
 @pytest.mark.parametrize("hedge", ["may have run", "possibly ran", "might be"])
 def test_an_error_that_guesses_its_cause_is_maybe(hedge):
     text = f"RuntimeError: export failed (the GPU {hedge} out of memory)"

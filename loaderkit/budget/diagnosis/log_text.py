@@ -56,7 +56,7 @@ _PROGRESS = re.compile(
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
-    r"\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
+    r"(?<!\breturn )(?<!\breturn \{)\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
     r"|(?<!\braise )(?<!\bthrow )(?<!\bnew )"
     r"\b(?P<name>(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
     r"\((?:b|r)?[\"']|^b['\"]",
