@@ -399,6 +399,15 @@ def with_article(name: str) -> str:
     return f"{'An' if is_vowel else 'A'} {name}"
 
 
+def within_sentence(words: str) -> str:
+    """Write what begins a sentence as it stands within one.
+
+    >>> within_sentence(with_article("Subset")), within_sentence(with_article("int"))
+    ('a Subset', 'an int')
+    """
+    return words[:1].lower() + words[1:]
+
+
 def kind_of(value: object) -> str:
     """Say of what kind a value is, within a sentence.
 
@@ -406,7 +415,7 @@ def kind_of(value: object) -> str:
     ('an int', 'a str', 'None')
     """
     name = type(value).__name__
-    return "None" if value is None else f"a{with_article(name)[1:]}"
+    return "None" if value is None else within_sentence(with_article(name))
 
 
 def show_value(value: object) -> str:
@@ -418,7 +427,7 @@ def show_value(value: object) -> str:
     try:
         shown = repr(value)
     except Exception:  # noqa: BLE001 -- the message is about the value's type then
-        return f"a {type(value).__name__}"
+        return kind_of(value)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
@@ -699,15 +708,22 @@ def check_order(
         raise OptionError(message, why="the two were exchanged", fix=fix)
 
 
-def refuse_home(path: object) -> None:
-    """Refuse "~/...", which a shell reads as the home folder, and Python does not.
+def refuse_odd_path(path: object) -> None:
+    """Refuse a path that no system has, and one that only a shell can read.
+
+    A shell reads "~/..." as the home folder, and Python does not.
 
     Args:
         path: What was given as a path.
 
     Raises:
-        OptionError: It begins so; a folder of the name "~" would be made.
+        OptionError: It begins with "~", of which a folder would be made, or it holds
+            a zero byte.
     """
+    if isinstance(path, str) and "\0" in path:
+        message = f"A path holds a zero byte: {show_value(path)}."
+        why = "systems end a path there; it was probably read from a file of bytes"
+        raise OptionError(message, why=why, fix=repr(path.replace("\0", "")))
     if isinstance(path, str) and re.match(r"~[\w.-]*([/\\]|$)", path):
         message = f"A path begins with the home folder: {path!r}."
         why = "only a shell reads ~ so; Python would make a folder of that name"
@@ -732,7 +748,7 @@ def check_path(name: str, value: object, example: str) -> Path:
     # "" is the current folder to Python, and mostly a variable that was not set.
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise refuse_value(name, value, "a path", example)
-    refuse_home(os.fspath(value))
+    refuse_odd_path(os.fspath(value))
     return Path(value)
 
 
@@ -746,12 +762,18 @@ def check_cache_path(path: object) -> None:
         OptionError: It is no path: several, a dataset, samples ...
     """
     if isinstance(path, str | os.PathLike):
-        refuse_home(os.fspath(path))
+        refuse_odd_path(os.fspath(path))
+        if not os.fspath(path):
+            message = "The path of the cache is empty."
+            why = "to Python that is the current folder; mostly, a variable was not set"
+            raise OptionError(message, why=why, fix="'.' for the current folder")
         return
     message = f"A cache is named by a path or a URL, got {show_value(path)}."
     why = f"it is {kind_of(path)}"
     fix = "open_cache('molecules.lk')"
-    if isinstance(path, Mapping):
+    if isinstance(path, bytes):
+        fix = f"os.fsdecode({path!r})"
+    elif isinstance(path, Mapping):
         fix = "{name: open_cache(path) for name, path in paths.items()}"
     elif isinstance(path, list | tuple) and all(
         isinstance(part, str | os.PathLike) for part in path

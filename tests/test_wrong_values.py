@@ -1,6 +1,7 @@
 """Wrong values and a wrong order of arguments are answered with a call that works."""
 
 import functools
+import os
 import re
 import shutil
 from collections import UserDict
@@ -8,8 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import Constant
 
@@ -261,6 +264,71 @@ def test_a_class_of_executors_makes_one(tmp_path):
     rows = pack(SAMPLES, tmp_path / "a.lk", executor=ThreadPoolExecutor)
 
     assert len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    "index", [slice(0, 4, 0), slice("a", 3), slice(None, None, 0.5), slice([1], None)]
+)
+def test_a_slice_that_names_no_rows_is_refused_with_slices_that_do(dataset, index):
+    with pytest.raises(OptionError, match="a slice of rows") as raised:
+        dataset[index]
+
+    for call in re.findall(r"dataset\[[^]]*\]", raised.value.fix):
+        assert len(eval(call, {"dataset": dataset}))
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 9])
+def test_a_mask_of_another_length_is_answered_with_rows(dataset, length):
+    mask = torch.ones(length, dtype=torch.bool)
+
+    with pytest.raises(IndexError, match="a mask of") as raised:
+        dataset[mask]
+
+    rows = eval(raised.value.fix, {"dataset": dataset, "mask": mask})
+    assert len(rows) == min(length, len(dataset))
+
+
+@pytest.mark.parametrize("row", ["a key", 1.5, None, [0]])
+def test_the_key_of_no_row_is_refused(dataset, row):
+    with pytest.raises(OptionError, match="a row is an integer"):
+        dataset.key(row)
+
+
+BESIDE_NONE = {
+    "tensor": torch.ones(1),
+    "number in a tensor": torch.tensor(1),
+    "array": np.ones(2),
+    "list": [1.0],
+    "tuple": (torch.ones(1),),
+    "dict": {"a": 1},
+    "text": "a",
+    "bytes": b"a",
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_NONE)
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"x": value}])
+def test_whether_none_is_joined_does_not_depend_on_the_order(name, wrap, tmp_path):
+    samples = [wrap(BESIDE_NONE[name]), wrap(None)]
+    rows = pack(samples, tmp_path / "a.lk", workers=0)
+    try:
+        expected = default_collate(samples)
+    except (TypeError, RuntimeError):
+        for order in ([0, 1], [1, 0]):
+            with pytest.raises(DatasetError, match="a field of some is None"):
+                rows.batch(order)
+    else:
+        assert rows.batch([0, 1]) == expected
+        assert type(rows.batch([1, 0])) is type(expected)
+
+
+def test_samples_with_and_without_axes_are_named_in_their_error(tmp_path):
+    shapes = [(), (), (2,)]
+    samples = [{"x": torch.ones(shape)} for shape in shapes]
+
+    rows = pack(samples, tmp_path / "a.lk", workers=0)
+    with pytest.raises(DatasetError, match=r"Samples 0 and 2 .*: \[\] .*, \[2\]"):
+        rows.batch([0, 1, 2])
 
 
 def test_rows_that_are_one_number_are_answered_with_a_list(dataset):
@@ -534,6 +602,51 @@ def test_the_home_folder_of_a_shell_is_told_to_be_expanded(
 
     assert raised.value.fix == "os.path.expanduser('~/rows.lk')"
     assert not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("name", HOME_CALLS)
+@pytest.mark.parametrize("path", ["", "rows\0.lk"])
+def test_a_path_that_no_system_has_is_refused(name, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(OptionError, match=r"zero byte|is empty"):
+        HOME_CALLS[name](path)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_of_bytes_is_answered_with_its_text(dataset):
+    with pytest.raises(OptionError) as raised:
+        open_cache(os.fsencode(dataset.cache))
+
+    assert eval(raised.value.fix, {"os": os}) == str(dataset.cache)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "loop", "dangling", "file", "file/cache"])
+def test_a_path_that_cannot_be_a_folder_is_not_blamed_on_the_disk(name, tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    expected = {
+        "loop": "leads back to itself",
+        "dangling": "dangling is a link to .*nowhere, which is not there",
+        "file": "a file has that name",
+        "file/cache": "file is a file, and no folder",
+    }
+
+    with pytest.raises(CacheError, match=expected.get(name, "up to 255 bytes")):
+        pack(SAMPLES, tmp_path / name, workers=0)
+
+
+def test_a_cache_that_was_moved_while_it_is_open_is_told_to_be_gone(tmp_path):
+    pack(SAMPLES, tmp_path / "a.lk", workers=0)
+    opened = open_cache(tmp_path / "a.lk")
+    moved = (tmp_path / "a.lk").rename(tmp_path / "b.lk")
+
+    with pytest.raises(CacheError, match="was moved, renamed or deleted"):
+        opened[0]
+
+    assert len(open_cache(moved)) == len(SAMPLES)
 
 
 @pytest.mark.parametrize("written", ["s3:/bucket/rows", "gs:/bucket/rows"])

@@ -814,6 +814,12 @@ def _make_or_check_folder(path: Path) -> None:
 def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
     if isinstance(error, FileExistsError | NotADirectoryError):
         why, fix = "a file has that name", "choose another name for the folder"
+        taken = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+        if taken.is_symlink():
+            why = f"{taken} is a link to {taken.readlink()}, which is not there"
+            fix = "make the folder that it leads to, or remove the link"
+        elif taken != path:
+            why = f"{taken} is a file, and no folder"
     elif error.errno in NOT_ALLOWED:
         why = "the folder is not writable"
         fix = "choose a cache folder that you may write to"

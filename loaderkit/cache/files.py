@@ -90,6 +90,8 @@ def opened(file: Path) -> Iterator[int]:
         descriptor = os.open(file, flags)
     except OSError as error:
         # A symbolic link is ELOOP on Linux and EMLINK on FreeBSD; a socket is ENXIO.
+        if error.errno == errno.ELOOP and not file.is_symlink():
+            raise unreadable(file, error) from None  # a folder on the way to it
         if error.errno in {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}:
             raise _not_regular(file) from None
         raise
@@ -370,10 +372,24 @@ def unreadable(file: Path, error: OSError) -> CacheError:
     elif error.errno in {errno.EACCES, errno.EPERM}:
         why = "you may not read it"
         fix = Fix.of(f"chmod u+r {file}, or ask its owner")
+    elif error.errno == errno.ELOOP:
+        why = "a link on the way to it leads back to itself"
+        fix = Fix.of(f"find it with namei {file}, and remove it")
+    elif error.errno == errno.ENAMETOOLONG:
+        why = "file systems take names of up to 255 bytes, and paths of up to 4,096"
+        fix = Fix.of("choose a shorter path")
     else:
         why = "the disk or the network file system failed"
         fix = Fix.of("try again; if it fails again: ", _COPY_OR_PACK_AGAIN)
     return CacheError(message, why=why, fix=fix)
+
+
+def folder_is_gone(path: Path) -> DamagedCacheError:
+    """Make the error for a cache whose folder is no longer there."""
+    message = f"{path} is not there any more."
+    why = "the folder was moved, renamed or deleted after it was opened"
+    fix = Fix.of("open_cache() with its new path, or ", PACK_AGAIN)
+    return DamagedCacheError(message, why=why, fix=fix)
 
 
 def missing(file: Path) -> DamagedCacheError:

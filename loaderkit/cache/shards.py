@@ -22,6 +22,8 @@ from loaderkit.cache.chunks import ChunkedValues
 from loaderkit.cache.files import (
     FileIdentity,
     check_open_digest,
+    exists,
+    folder_is_gone,
     identity_of,
     load_manifest,
     map_open_file,
@@ -366,7 +368,7 @@ class Shards:
         try:
             generation = load_manifest(self.path).generation
         except CacheError:
-            return missing(file)
+            return missing(file) if exists(self.path) else folder_is_gone(self.path)
         if generation == self.manifest.generation:
             return missing(file)
         return replaced(self.path)

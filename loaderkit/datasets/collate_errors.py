@@ -52,11 +52,24 @@ class Collating:
                 lacking = "The samples of this batch cannot be joined: some lack"
                 message = f"{lacking} {error.args[0]!r}."
                 why = "torch and PyG join the fields that the first sample has"
+            elif _says_of_none(error):
+                message = "The samples of this batch cannot be joined: a field of some "
+                message += "is None."
+                why = f"tensors and numbers can be joined, not None: {error!r:.200}"
+                fix = (
+                    "put a value in its place in load() or transform, such as nan, or "
+                )
+                fix += "leave these samples out: dataset.filter(f)"
             elif isinstance(error, AttributeError) and error.obj is None:
                 message = "The samples of this batch cannot be joined: one is None."
-                why = "PyG joins graphs, and asks each for its fields"
+                why = "each is asked for its fields"
                 fix = "dataset.filter(lambda sample: sample is not None)"
         raise DatasetError(message, why=why, fix=fix) from error
+
+
+def _says_of_none(error: BaseException) -> bool:
+    """Tell whether torch met None where it had begun to join tensors or numbers."""
+    return isinstance(error, TypeError | RuntimeError) and "NoneType" in str(error)
 
 
 def _is_raised_by_joining(traceback: TracebackType | None) -> bool:

@@ -207,11 +207,24 @@ def _stays_in_a_tuple(node: Node) -> bool:
 
 
 def _collate_plain(values: Sequence[Any]) -> Any:
-    """Collate what is no tensor, or keep it as a list where torch would refuse."""
+    """Collate what is no tensor, or keep it as a list where torch would refuse.
+
+    Raises:
+        TypeError: None stands beside what is joined.  Behind it, None is refused: what
+            can be joined must not depend on the order of the samples.
+    """
     try:
         return default_collate(cast("list[Any]", values))  # any sequence will do
     except (TypeError, RuntimeError, ValueError, OverflowError, NotImplementedError):
+        if any(value is None for value in values) and any(map(_is_joined, values)):
+            raise
         return values
+
+
+def _is_joined(value: object) -> bool:
+    """Tell whether a value is joined with others of its kind, or part by part."""
+    joined = isinstance(value, torch.Tensor | np.ndarray | Mapping | list | tuple)
+    return joined or dataclasses.is_dataclass(value)
 
 
 def _stack_equal_shapes(store: Store, node: Node) -> Node:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from loaderkit.arguments import kind_of
+from loaderkit.arguments import kind_of, with_article, within_sentence
 from loaderkit.datasets.classes import private_names
 from loaderkit.datasets.column_names import distinct_names, join_path
 from loaderkit.datasets.containers import UnstorableValueError, stored_class_name
@@ -347,11 +347,12 @@ def _check_tensor(path: str, value: torch.Tensor) -> None:
         raise _cannot_store_error(
             path, value, why, 'torch.load(..., map_location="cpu")'
         )
-    if value.is_nested or value.is_quantized:
-        why = f"it is {'nested' if value.is_nested else 'quantized'}"
-        raise _cannot_store_error(
-            path, value, why, "store its parts: .values() and .offsets()"
-        )
+    if value.is_nested:
+        fix = "store its parts: .values() and .offsets()"
+        raise _cannot_store_error(path, value, "it is nested", fix)
+    if value.is_quantized:
+        fix = "store x.dequantize(), or x.int_repr() where its scale is stored too"
+        raise _cannot_store_error(path, value, "it is quantized", fix)
     if value.dim() > MOST_AXES:
         try:
             check_axes(value.dim())
@@ -407,8 +408,8 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
 def _refused_subclass(
     path: str, value: object, base: type, call: str = ""
 ) -> DatasetError:
-    class_name = type(value).__qualname__
-    why = f"a {base.__name__} would come back, and not a {class_name}"
+    plain = within_sentence(with_article(base.__name__))
+    why = f"{plain} would come back, and not {kind_of(value)}"
     fix = f"store {call or base.__name__}(x)"
     if isinstance(value, enum.Enum):
         fix = "store x.value"
@@ -445,6 +446,8 @@ _ADVICE: tuple[tuple[str, str, str | Fix], ...] = (
     ("PIL", "", Fix.of("np.asarray(image)", _FORMATTED)),
     ("pandas", "Timestamp", "x.timestamp()"),
     ("pandas", "Timedelta", "x.total_seconds()"),
+    ("pandas", "NaT", "None"),
+    ("pandas", "NA", "None"),
     (
         "pandas",
         "",
@@ -465,6 +468,9 @@ _ADVICE: tuple[tuple[str, str, str | Fix], ...] = (
     ("collections", "deque", "list(x)"),
     ("array", "array", "np.asarray(x)"),
     ("builtins", "memoryview", "np.asarray(x)"),
+    ("builtins", "bytearray", "bytes(x)"),
+    ("pyarrow", "Table", Fix.of("x.to_pylist()", _FORMATTED)),
+    ("pyarrow", "", "x.to_pylist(), or x.as_py() of a single value"),
     ("builtins", "generator", "list(x)"),
     ("torch_geometric.typing", "SparseTensor", "x.coo()"),
 )
@@ -489,6 +495,11 @@ def _advice_on(value: object) -> str | Fix:
             )
         if value.dtype.kind == "O":
             return "store list(x), or x.astype(np.float32) where it holds numbers"
+        if value.dtype.kind in "US":
+            return "store x.tolist()"
+        if value.dtype.kind in "fc":  # wider than torch has them: long doubles
+            wide = "float64" if value.dtype.kind == "f" else "complex128"
+            return f"store x.astype(np.{wide})"
         if value.dtype.names:
             return "{name: x[name] for name in x.dtype.names}"
     if is_pyg_data(value):

@@ -526,17 +526,23 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
     """
     first = tensors[0]
     for position, tensor in enumerate(tensors):
-        same_rows = tensor.dim() == first.dim() and tensor.shape[1:] == first.shape[1:]
-        has_rows = first.dim() > 0
-        if not (has_rows and same_rows and tensor.dtype is first.dtype):
-            message = (
-                f"Samples 0 and {position} of a batch cannot be joined: "
-                f"{list(first.shape)} {first.dtype}, "
-                f"{list(tensor.shape)} {tensor.dtype}."
-            )
-            why = "they may differ in their first axis only"
-            fix = "give them one shape and dtype in load() or transform"
-            raise DatasetError(message, why=why, fix=fix)
+        same_axes = tensor.dim() == first.dim() and tensor.shape[1:] == first.shape[1:]
+        if not (same_axes and tensor.dtype is first.dtype):
+            raise _unlike(position, first, tensor)
+    # Numbers have no axis along which they could be put end to end.
+    if not first.dim():
+        raise _unlike(len(tensors) - 1, first, tensors[-1])
+
+
+def _unlike(position: int, first: torch.Tensor, tensor: torch.Tensor) -> DatasetError:
+    """Make the error for a tensor that cannot be joined with that of sample 0."""
+    message = (
+        f"Samples 0 and {position} of a batch cannot be joined: "
+        f"{list(first.shape)} {first.dtype}, {list(tensor.shape)} {tensor.dtype}."
+    )
+    why = "they may differ in their first axis only"
+    fix = "give them one shape and dtype in load() or transform"
+    return DatasetError(message, why=why, fix=fix)
 
 
 def _lengths_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -40,8 +41,14 @@ def one_row(index: SupportsIndex, count: int) -> int:
 
     Raises:
         IndexError: There is no such row.
+        TypeError: It is no integer.
     """
-    row = int(index.__index__())
+    try:
+        row = int(operator.index(index))
+    except TypeError:
+        message = f"a row is an integer, got {show_value(index)}."
+        why, fix = f"it is {kind_of(index)}", "dataset.key(0)"
+        raise OptionError(message, why=why, fix=fix) from None
     if not -count <= row < count:
         raise _no_such_row(row, count)
     return row % count
@@ -69,7 +76,11 @@ def many_rows(index: object, count: int) -> Ints:
     if isinstance(index, slice):
         start = _row_of_border(index.start, count)
         stop = _row_of_border(index.stop, count)
-        return np.arange(*slice(start, stop, index.step).indices(count), dtype=np.int64)
+        try:
+            borders = slice(start, stop, index.step).indices(count)
+        except (TypeError, ValueError) as error:
+            raise _not_a_slice(index, error) from None
+        return np.arange(*borders, dtype=np.int64)
     rows = _as_array(index)
     kind = rows.dtype.kind
     if kind == "b":
@@ -77,7 +88,10 @@ def many_rows(index: object, count: int) -> Ints:
             message = f"a mask of {len(rows):,} was given to a dataset of "
             message += f"{count_of(count, 'samples')}."
             why = "a mask has one True or False for each sample"
-            raise NoSuchRowError(message, why=why, fix="dataset[mask[:len(dataset)]]")
+            fix = "dataset[mask[:len(dataset)]]"
+            if len(rows) < count:
+                fix = "dataset[[row for row, wanted in enumerate(mask) if wanted]]"
+            raise NoSuchRowError(message, why=why, fix=fix)
         return np.flatnonzero(rows)
     if kind not in "iu":
         message = "rows are integers, booleans or a slice, got "
@@ -119,6 +133,15 @@ def _row_of_border(border: object, count: int) -> Any:
         why = "a border that is no integer is a share"
         raise OptionError(message, why=why, fix="dataset[:0.8], or dataset[:100]")
     return round(float(border) * count)
+
+
+def _not_a_slice(index: slice, error: Exception) -> OptionError:
+    """Make the error for a slice that names no rows."""
+    parts = [index.start, index.stop, *([index.step] * (index.step is not None))]
+    shown = ":".join("" if part is None else show_value(part) for part in parts)
+    message = f"a slice of rows has integers or shares as its borders, got [{shown}]."
+    fix = "dataset[:100], dataset[:0.8] or dataset[::2]"
+    return OptionError(message, why=f"{error}", fix=fix)
 
 
 def _as_array(index: object) -> NDArray[Any]:

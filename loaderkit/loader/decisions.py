@@ -221,7 +221,8 @@ def choose_num_workers(
     decision = _number_that_pays(facts, overrides, batches)
     if decision.value or not overrides.needs_workers:
         return decision
-    may_start = not facts.daemonic and not _why_none_can_start(facts, overrides)
+    may_start = not facts.daemonic and not facts.lockless
+    may_start = may_start and not _why_none_can_start(facts, overrides)
     start_method = _start_method_of_any(facts, overrides).value
     if may_start and _lowest_cap(facts, start_method).workers > 0:
         return Decision(1, f"{overrides.needs_workers} needs one")
@@ -466,6 +467,10 @@ def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision
         message = f"{count_of(count, 'workers')} were asked for in a daemonic process."
         why = "daemonic processes may not have children"
         raise LoaderError(message, why=why, fix="num_workers=0")
+    if count and facts.lockless:
+        message = f"{count_of(count, 'workers')} were asked for, and none can start."
+        fix = "num_workers=0, or a machine with /dev/shm (docker run --shm-size=1g)"
+        raise LoaderError(message, why=facts.lockless, fix=fix)
     if count <= cpus:
         return requested
     warning = (
@@ -482,7 +487,7 @@ def _number_that_pays(
     """Choose the number of workers where nobody asks for one."""
     if facts.daemonic:
         return Decision(0, "this process is a daemon, which may not have children")
-    why_none = _why_none_can_start(facts, overrides)
+    why_none = facts.lockless or _why_none_can_start(facts, overrides)
     if why_none:
         return Decision(0, f"workers cannot start: {why_none}")
     start_method = _start_method_of_any(facts, overrides).value

@@ -90,6 +90,9 @@ class Facts:
     """Batches can travel as one anonymous segment (Linux)."""
     daemonic: bool = False
     """This process may not have children."""
+    lockless: str = ""
+    """Why processes cannot share a lock here, without which there are no workers; empty
+    where they can."""
     notebook: bool = False
     """Code is typed into a notebook."""
     under_pytest: bool = False

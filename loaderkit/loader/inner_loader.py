@@ -11,6 +11,7 @@ of the stand-in itself (``BatchesOfThisProcess``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,8 +27,10 @@ from loaderkit.loader.fetching import Fetching, Sending
 from loaderkit.loader.iterables import IterableBatches
 from loaderkit.loader.resumable import IterationBatches
 from loaderkit.loader.user_batches import UserBatches
+from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from loaderkit.loader.delivery import Delivery, Resumption
@@ -156,7 +159,7 @@ def open_inner_iterator(
     with Interrupts() as interrupts:
         hold = interrupts.held() if outer.num_workers else contextlib.nullcontext()
         with hold:
-            iterator: Any = iter(inner_loader)
+            iterator = _start_workers(inner_loader)
             if outer.num_workers:
                 _keep_queues_open(iterator)
             if sending is not None:
@@ -165,6 +168,47 @@ def open_inner_iterator(
                 pids = [worker.pid for worker in iterator._workers]
                 weakref.finalize(iterator, forget, pids).atexit = False
     return iterator
+
+
+def _start_workers(inner_loader: DataLoader[Any]) -> Any:
+    """Begin to iterate over an inner loader.
+
+    Raises:
+        LoaderError: The system refused a process, or what it needs.
+    """
+    try:
+        return iter(inner_loader)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise  # of what is sent to workers, say
+        why, fix = _REFUSALS[error.errno]
+        message = f"{count_of(inner_loader.num_workers, 'workers')} could not start: "
+        raise error_about(message, error, fix, why=why) from error
+
+
+_REFUSALS = {
+    errno.EAGAIN: (
+        "the system starts no more processes for you",
+        "num_workers=0 or fewer workers, or a higher ulimit -u (docker: --pids-limit)",
+    ),
+    errno.ENOMEM: (
+        "the system has no memory for another process",
+        "num_workers=0, or fewer workers",
+    ),
+    errno.EMFILE: (
+        "each worker takes some files, and the process has as many open as it may",
+        "ulimit -n 4096, or fewer workers",
+    ),
+    errno.ENFILE: (
+        "each worker takes some files, and the system has as many open as it may",
+        "num_workers=0, or fewer workers",
+    ),
+    errno.ENOSPC: (
+        "workers need locks in /dev/shm, which has become full",
+        "num_workers=0, or a larger one (docker run --shm-size=1g)",
+    ),
+}
+"""What a system says that starts no more workers: why, and what to do."""
 
 
 def _make_stand_in(

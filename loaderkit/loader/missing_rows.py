@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from loaderkit.arguments import kind_of, show_value, with_article
+from loaderkit.arguments import kind_of, show_value, with_article, within_sentence
 from loaderkit.dataset_protocol import as_cached
 from loaderkit.errors import LoaderError, LoaderkitError, OptionError
 from loaderkit.loader.stateful import length_of
@@ -135,8 +135,8 @@ def error_of_no_row(
     if not not_numbers:
         return None
     wrong = not_numbers[0]
-    message = f"The {chooser.option}, {_with_article(chooser.name)}, gave "
-    message += f"{show_value(wrong)} as a row."
+    name = within_sentence(with_article(chooser.name))
+    message = f"The {chooser.option}, {name}, gave {show_value(wrong)} as a row."
     fix = f"{chooser.option}=range(len(dataset)), or other numbers of rows"
     if _is_truth(wrong):
         fix = f"{chooser.option}=[row for row, wanted in enumerate(mask) if wanted]"
@@ -192,8 +192,9 @@ def _tell_of_sampler(
     missing = _first_missing(rows, samples)
     if chooser is None or samples is None or missing is None:
         return None
-    what = f"The {chooser.option}, {_with_article(chooser.name)}, gave row "
-    what += f"{missing:,} of a dataset of {count_of(samples, 'samples')}"
+    name = within_sentence(with_article(chooser.name))
+    what = f"The {chooser.option}, {name}, gave row {missing:,} of a dataset of "
+    what += count_of(samples, "samples")
     why = chooser.origin or "it was probably made for another dataset"
     fix = chooser.for_dataset
     if not fix:
@@ -228,8 +229,3 @@ def _first_missing(rows: Sequence[Any], samples: int | None) -> int | None:
             if samples is not None and not -samples <= number < samples:
                 return number
     return None
-
-
-def _with_article(name: str) -> str:
-    article_and_name = with_article(name)
-    return article_and_name[0].lower() + article_and_name[1:]

@@ -87,6 +87,7 @@ def read_facts(
         fork_hazard=description.fork_hazard,
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
+        lockless=_why_no_locks(),
         notebook=_in_notebook(),
         under_pytest="PYTEST_CURRENT_TEST" in os.environ,
         environment={
@@ -95,6 +96,24 @@ def read_facts(
             if name.startswith("LOADERKIT_")
         },
     )
+
+
+def _why_no_locks() -> str:
+    """Say why Python cannot make a lock that processes share; empty where it can.
+
+    torch's queues need some.  On Linux they lie in /dev/shm, which containers and
+    services that run functions may lack, or have read-only or full.
+    """
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return ""  # Windows, whose locks are in no file
+    try:
+        # That of "spawn" would start a process that cleans up behind it.
+        multiprocessing.get_context("fork").Lock()
+    except (OSError, ImportError) as error:
+        folder = " in /dev/shm" if sys.platform == "linux" else ""
+        reason = getattr(error, "strerror", None) or str(error)
+        return f"they need locks, and none can be made{folder}: {reason}"
+    return ""
 
 
 @dataclass(frozen=True)

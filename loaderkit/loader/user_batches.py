@@ -20,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from loaderkit.arguments import kind_of
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.missing_rows import RowChooser
 from loaderkit.loader.ranks import RankShare, count_groups
@@ -426,7 +427,7 @@ class _HashedRows(Iterator[Any]):
         message = (
             f"The batch_sampler ({self._batches.name}) gave {batch!r:.80} as a batch."
         )
-        why = f"a {type(batch).__name__} is no list of rows"
+        why = f"{kind_of(batch)} is no list of rows"
         fix = "sampler=... if it gives rows one by one, or let it give lists of rows"
         raise OptionError(message, why=why, fix=fix)
 

@@ -5,7 +5,9 @@ import collections
 import dataclasses
 import datetime
 import decimal
+import http
 import re
+import signal
 import uuid
 from pathlib import Path
 
@@ -72,6 +74,28 @@ def test_a_nested_tensor_is_refused_with_what_to_store():
 
     assert caught.value.why == "it is nested"
     assert ".values() and .offsets()" in caught.value.fix
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_refused_with_what_to_store():
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
+
+    with pytest.raises(DatasetError, match="'v', a Tensor") as caught:
+        encode({"v": quantized})
+
+    assert caught.value.why == "it is quantized"
+    for advice in re.split(r",? or ", caught.value.fix.removeprefix("store ")):
+        stored = eval(advice.partition(" where ")[0], {"x": quantized})
+        encode({"v": stored})
+
+
+@pytest.mark.parametrize("value", [http.HTTPStatus.OK, signal.SIGINT])
+def test_a_number_of_a_class_of_its_own_has_articles_that_fit(value):
+    with pytest.raises(DatasetError) as caught:
+        encode({"v": value})
+
+    for article, letter in re.findall(r"\b(an?) (\w)", caught.value.why):
+        assert (article == "an") == (letter in "AEIOaeio")
 
 
 def test_a_tensor_elsewhere_is_refused_with_how_to_load_it_here():
@@ -158,6 +182,11 @@ NOT_STORED = {
     "timedelta64": np.array([3], "timedelta64[s]"),
     "structured": np.zeros(2, [("a", "i4"), ("b", "f4")]),
     "objects": np.array([1.0, 2.0], object),
+    "texts": np.array(["a", "bc"]),
+    "bytes": np.array([b"a", b"bc"]),
+    "long doubles": np.arange(3, dtype=np.longdouble),
+    "long complex": np.arange(3, dtype=np.clongdouble),
+    "bytearray": bytearray(b"a"),
     "datetime": datetime.datetime(2026, 1, 1, tzinfo=ZONE),
     "date": datetime.date(2026, 1, 1),
     "timedelta": datetime.timedelta(1),

@@ -4,6 +4,8 @@ import copy
 import itertools
 import pickle
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from loaderkit import build_loader
+from loaderkit.errors import LoaderError
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 
@@ -223,3 +226,55 @@ def test_no_batch_is_written_over_before_it_is_received(
 
     assert rows == [[row] for row in range(40)]
     loader.close()
+
+
+STARTS_WITHOUT_FILES = """
+import os, resource, loaderkit
+from loaderkit.errors import LoaderError
+
+loader = loaderkit.build_loader(list(range(8)), num_workers=4)
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+few = len(os.listdir("/proc/self/fd")) + 6
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+try:
+    list(loader)
+except OSError as error:
+    print(isinstance(error, LoaderError), error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+print(len(list(loader)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of a process")
+def test_workers_that_the_system_refuses_are_told_and_can_be_started_later():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STARTS_WITHOUT_FILES],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "True 4 workers could not start: OSError: [Errno 24]" in done.stdout
+    assert "fix: ulimit -n 4096" in done.stdout
+    assert done.stdout.splitlines()[-1] == "8"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its locks are files")
+def test_where_no_lock_can_be_made_no_worker_is_planned_or_started():
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A full /dev/shm that needs no rights: files, and so locks, may have no bytes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        planned = build_loader(list(range(8))).plan.num_workers
+        with pytest.raises(LoaderError, match="1 worker") as raised:
+            build_loader(list(range(8)), num_workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert planned.value == 0
+    assert raised.value.why in planned.reason
+    assert raised.value.why.endswith("/dev/shm: File too large")
+    assert build_loader(list(range(8)), num_workers=1).plan.num_workers.value == 1

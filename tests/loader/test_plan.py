@@ -143,6 +143,17 @@ def test_a_daemon_has_no_children():
         plan({"num_workers": 1}, daemonic=True)
 
 
+def test_without_locks_there_are_no_workers():
+    reason = "they need locks, and none can be made in /dev/shm: Read-only file system"
+    planned = plan(lockless=reason)
+
+    assert planned.num_workers.value == 0
+    assert reason in planned.num_workers.reason
+    with pytest.raises(LoaderError, match="2 workers were asked for") as raised:
+        plan({"num_workers": 2}, lockless=reason)
+    assert raised.value.why == reason
+
+
 def test_an_iterable_dataset_is_not_read_twice():
     planned = plan(iterable=True, measured=None)
 
