@@ -157,7 +157,8 @@ class RowRanges:
             if part.has_single_rows:
                 self._row_index = part.starts
             else:
-                self._row_index = _expand(part.starts, part.lengths, self.ends[:-1])
+                begins = self.ends[:-1]
+                self._row_index = expand_ranges(part.starts, part.lengths, begins)
         return self._row_index
 
     def moved(self, starts_of_parts: Mapping[int, Ints]) -> RowRanges:
@@ -188,17 +189,19 @@ class RowRanges:
         return output_rows
 
 
-def expand_ranges(starts: Ints, lengths: Ints) -> Ints:
+def expand_ranges(starts: Ints, lengths: Ints, begins: Ints | None = None) -> Ints:
     """Give every number of every range, one range after the other.
+
+    Args:
+        starts: First number of each range ``[k]``.
+        lengths: How many each has ``[k]``.
+        begins: How many come before each range ``[k]``; summed up here if None.
 
     >>> expand_ranges(np.array([5, 0]), np.array([3, 2]))
     array([5, 6, 7, 0, 1])
     """
-    return _expand(starts, lengths, lengths.cumsum() - lengths)
-
-
-def _expand(starts: Ints, lengths: Ints, begins: Ints) -> Ints:
-    """Do the same where it is known how many numbers come before each range."""
+    if begins is None:
+        begins = lengths.cumsum() - lengths
     # Counting up from 0 over all ranges, each begins at a number that is too large by
     # what came before it.
     index: Ints = (starts - begins).repeat(lengths)

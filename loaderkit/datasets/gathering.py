@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from loaderkit.cache.gather import RowRanges, gather_from_array
+from loaderkit.cache.gather import RowRanges, expand_ranges, gather_from_array
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier
 from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
@@ -19,7 +19,7 @@ from loaderkit.datasets.room import Room
 from loaderkit.datasets.structure import Leaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from loaderkit.datasets.structure import Node
 
     Ints = NDArray[np.int64]
+
+_SHORT_TEXT_BYTES = 64
+"""Up to this mean length texts are decoded together.  128 texts of 9 bytes take 18 us
+together and 41 one by one, of 60 bytes 34 and 42, of 1,000 bytes 300 and 73: the index
+of bytes takes eight times what the texts do."""
 
 
 class UnlikeShapesError(Exception):
@@ -350,34 +355,42 @@ class BatchGather:
         cumsum = self._cumsums.get(id(numbers))
         if cumsum is None:
             cumsum = np.zeros((len(numbers) + 1, *numbers.shape[1:]), np.int64)
-            numbers.cumsum(axis=0, out=cumsum[1:])
+            np.add.accumulate(numbers, out=cumsum[1:])
             self._cumsums[id(numbers)] = cumsum
         return cumsum
 
     def texts(self, spec: ColumnSpec) -> list[str]:
         """Decode a string of every sample."""
-        raw, ends = self._joined_bytes(spec)
-        if raw.isascii():
-            text = raw.decode("ascii")
-            return [text[a:b] for a, b in itertools.pairwise(ends)]
-        return [decode_text(spec.name, raw[a:b]) for a, b in itertools.pairwise(ends)]
+        values, starts, ranges = self._locate_bytes(spec)
+        if 0 < ranges.total < _SHORT_TEXT_BYTES * len(self):
+            # Bytes that are no UTF-8 are told below, text by text.
+            with contextlib.suppress(UnicodeDecodeError):
+                texts = _decode_together(values, starts, ranges)
+                if len(texts) == len(self):
+                    return texts
+        return [decode_text(spec.name, raw) for raw in _views(values, starts, ranges)]
 
     def raw_bytes(self, spec: ColumnSpec) -> list[bytes]:
         """Copy the bytes of every sample, out of a column of bytes."""
-        raw, ends = self._joined_bytes(spec)
-        return [raw[a:b] for a, b in itertools.pairwise(ends)]
+        return list(map(bytes, _views(*self._locate_bytes(spec))))
 
-    def _joined_bytes(self, spec: ColumnSpec) -> tuple[bytes, list[int]]:
-        """Join the bytes of all samples, and say where each begins and ends."""
+    def _locate_bytes(
+        self, spec: ColumnSpec
+    ) -> tuple[NDArray[np.uint8], Ints, RowRanges]:
+        """Say where the bytes of every sample are.
+
+        Returns:
+            An array of bytes, where in it each sample begins ``[B]``, and how many
+            bytes each has.  Do not write to them.
+        """
         column = self.store.column(spec.name)
-        array, ranges = self.selection.locate(column)
+        values, ranges = self.selection.locate(column)
         self.room.take(2 * ranges.total)
+        if values is not None:
+            return values, ranges.parts[0].starts, ranges
         joined = np.empty(ranges.total, np.uint8)
-        if array is None:
-            column.gather(ranges, joined)
-        else:
-            gather_from_array(array, ranges, joined)
-        return joined.tobytes(), ranges.ends.tolist()
+        column.gather(ranges, joined)
+        return joined, ranges.ends[:-1], ranges
 
     def values(self, node: Node, classes: Classes) -> list[Any]:
         """Put a part of every sample together, one by one."""
@@ -392,6 +405,36 @@ class BatchGather:
             decode(node, leaf_reader(self.store, int(row)), classes)
             for row in self.rows
         ]
+
+
+def _decode_together(
+    values: NDArray[np.uint8], starts: Ints, ranges: RowRanges
+) -> list[str]:
+    """Decode short texts in one call, with a NUL behind each, at which they are split.
+
+    Returns:
+        The texts; too many where one of them has a NUL in itself.
+
+    Raises:
+        UnicodeDecodeError: They are no UTF-8.
+    """
+    begins = ranges.ends + np.arange(len(ranges.ends))
+    # The place behind the last text may lie outside the column: hence "clip".
+    index = expand_ranges(starts, ranges.lengths + 1, begins[:-1])
+    joined = values.take(index, mode="clip")
+    joined[begins[1:] - 1] = 0
+    texts = joined.tobytes().decode().split("\0")
+    texts.pop()  # what is behind the last NUL
+    return texts
+
+
+def _views(
+    values: NDArray[np.uint8], starts: Ints, ranges: RowRanges
+) -> Iterator[memoryview]:
+    """Give the bytes of every sample where they lie."""
+    view = values.data
+    spans = zip(starts.tolist(), (starts + ranges.lengths).tolist(), strict=True)
+    return (view[begin:end] for begin, end in spans)
 
 
 def leaf_reader(store: Store, row: int) -> Callable[[Leaf], NDArray[Any]]:

@@ -209,7 +209,7 @@ def encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def decode_text(column: str, raw: bytes) -> str:
+def decode_text(column: str, raw: bytes | memoryview) -> str:
     """Turn bytes of a column of texts into text.
 
     Args:
@@ -223,7 +223,7 @@ def decode_text(column: str, raw: bytes) -> str:
         DamagedCacheError: The bytes are no text that ``pack`` writes.
     """
     try:
-        return raw.decode("utf-8", "surrogatepass")
+        return str(raw, "utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise damaged(f"{column!r} is no text as it is packed: {error}") from None
 
