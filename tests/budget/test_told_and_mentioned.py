@@ -305,3 +305,14 @@ def test_an_error_that_guesses_its_cause_is_maybe(hedge):
     text = f"RuntimeError: export failed (the GPU {hedge} out of memory)"
 
     assert read_message(text).is_oom == "maybe"
+
+
+@pytest.mark.parametrize("program", ["Step 4", "The build", "node builder"])
+def test_an_exit_value_is_a_status(program):
+    assert unread([f"{program} failed: process ended with exit value 137"]) == []
+    assert taken([f"{program} failed: process ended with exit value 1"]) == []
+
+
+@pytest.mark.parametrize("program", ["renderer", "worker", "container"])
+def test_a_headline_tells_what_ended(program):
+    assert unread([f"{program} process OOM"]) == []

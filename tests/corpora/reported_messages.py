@@ -23,8 +23,8 @@ down from memory, and so is a third of its look-alikes.
 "fortieth" is read off public source files: what their strings print, with numbers of
 ours, and as look-alikes the lines, comments and pages that these strings stand in.
 "fortyfirst" and "fortysecond" have both: texts of public threads, and strings of public
-source files with numbers and names of ours; a third of the messages of "fortysecond" is
-written down from memory.
+source files with numbers and names of ours; "fortythird" is from public threads.  A
+third of the messages of the last two is written down from memory.
 """
 
 import json
@@ -59,7 +59,7 @@ _LATER_GROUPS = {
     *("twentyninth", "thirtieth", "thirtyfirst", "thirtysecond"),
     *("thirtythird", "thirtyfourth", "thirtyfifth", "thirtysixth"),
     *("thirtyseventh", "thirtyeighth", "thirtyninth", "fortieth"),
-    *("fortyfirst", "fortysecond", "pages"),
+    *("fortyfirst", "fortysecond", "fortythird", "pages"),
 }
 LATER = [report for report in REPORTS if report.group in _LATER_GROUPS]
 LOOK_ALIKES = [report.text for report in REPORTS if report.group == "look-alike"]

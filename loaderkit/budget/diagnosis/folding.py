@@ -99,7 +99,10 @@ class FoldedPattern:
 
     def search(self, where: FoldedText) -> tuple[int, int] | None:
         """Give the first stretch that it matches."""
-        return next(self.spans(where), None)
+        if not self.is_exact:
+            return next(self.spans(where), None)
+        match = self.finder.search(where.small)
+        return match.span() if match is not None else None
 
     def matches_start(self, where: FoldedText) -> bool:
         """Say whether it matches at the start."""

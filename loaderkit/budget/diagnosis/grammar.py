@@ -523,7 +523,7 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return False
     if clue.phrase is Phrase.KILLED or _asks_for_more_than_is_free(amounts):
         return True
-    if OTHER_THING.search(sentence):
+    if OTHER_THING.search(sentence) and _OUT_OF.match(clue.words) is None:
         return False
     if clue.phrase is Phrase.EXCEEDED and _is_input(clue):
         return False
@@ -544,6 +544,12 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if _process_was_ended(clue):
         return True
     return has_error_mark(clue.text[max(0, clue.start - _BEFORE) : clue.region()[1]])
+
+
+_OUT_OF = compile_words(
+    r"(?:r[au]n|runs|running|is|was|are|were)? ?out of (?:\w{1,12} )?\w{3,12}\Z"
+)
+"""It says itself what ran out, whatever else the sentence names."""
 
 
 def _asks_for_more_than_is_free(amounts: list[Amount]) -> bool:

@@ -30,7 +30,7 @@ def has_any(lowered_text: str, words: frozenset[str] | None) -> bool:
     """
     if words is None:
         return True
-    # A loop takes half the time of any() over a generator, and this is asked most.
+    # A loop takes half the time of any() over a generator.
     for word in words:  # noqa: SIM110
         if word in lowered_text:
             return True
@@ -43,9 +43,12 @@ def has_all(lowered_text: str, groups: Iterable[frozenset[str]]) -> bool:
     >>> has_all("it was killed", (frozenset({"kill"}), frozenset({"died", "was"})))
     True
     """
-    # As in has_any, a loop takes half the time of all() over a generator.
-    for words in groups:  # noqa: SIM110
-        if not has_any(lowered_text, words):
+    # This is asked most of all: calls of all(), any() or has_any() double the time.
+    for words in groups:
+        for word in words:
+            if word in lowered_text:
+                break
+        else:
             return False
     return True
 

@@ -241,18 +241,24 @@ class _MoodPattern(NamedTuple):
 
 @functools.cache
 def mood_patterns() -> tuple[_MoodPattern, ...]:
-    """Give the rows of ``moods.txt``, those of one mood and place as one pattern."""
+    """Give the rows of ``moods.txt``, those of one mood and place together.
+
+    Of a hedge it matters where the first one stands: its rows are one pattern.  Others
+    are searched for row by row, without the rows of which a text lacks a word.
+    """
     patterns: dict[tuple[str, str], list[str]] = {}
     for (mood, place), pattern in read_table("moods.txt"):
         patterns.setdefault((mood, place), []).append(put_in_pieces(pattern, _PIECES))
     return tuple(
-        _MoodPattern(
-            Mood(mood),
-            place,
-            compile_folded("|".join(alternatives)),
-        )
-        for (mood, place), alternatives in patterns.items()
+        _MoodPattern(Mood(mood), place, compile_folded(pattern))
+        for (mood, place), rows in patterns.items()
+        for pattern in (["|".join(rows)] if _is_hedge(Mood(mood), place) else rows)
     )
+
+
+def _is_hedge(mood: Mood, place: str) -> bool:
+    """Whether a fact before it takes it back: what follows is the text of an error."""
+    return mood in _HEDGES and place in {"before", "edge"}
 
 
 _FACT_BEFORE = compile_words(
@@ -349,7 +355,7 @@ def find_mood(
         stretch = pattern.search(around)
         if stretch is None:
             continue
-        if mood in _HEDGES and place in {"before", "edge"}:
+        if _is_hedge(mood, place):
             # The edge is a part of what stands before: a label can be further away.
             end = sentence.start + stretch[0] if place == "before" else phrase.start
             if _FACT_BEFORE.search(text[sentence.start : end]):
