@@ -4,6 +4,7 @@ import pytest
 import torch
 from drawn import draw_step
 from drawn_models import draw_model_step
+from drawn_options import draw_option_step
 from drawn_storage import DenseAndSparse, draw_storage_step
 from drawn_zoo import draw_zoo_step
 from generated import LOSSES, OPERATORS, Near, Then, make_step
@@ -412,6 +413,37 @@ def test_so_it_is_for_the_breadth_of_the_libraries(kind, seed):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        # Conjugated views, which products copy; images of as many samples times
+        # channels in each small call; sequences that are copied to be packed.
+        ("square matrices", 14),
+        pytest.param("images", 11, marks=pytest.mark.slow),
+        pytest.param("sequences", 7, marks=pytest.mark.slow),
+        ("matrices", 5),
+        ("own sums", 2),
+        ("masks", 3),
+        ("around", 9),
+        pytest.param("odd graphs", 4, marks=pytest.mark.slow),
+        pytest.param("fourier", 4, marks=pytest.mark.slow),
+        pytest.param("bags", 4, marks=pytest.mark.slow),
+        pytest.param("multi head", 4, marks=pytest.mark.slow),
+        pytest.param("optimizers", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_so_it_is_for_options_that_are_seldom_chosen(kind, seed):
+    drawn = draw_option_step(seed, kind)
+
+    estimated = estimate(drawn.model, drawn.batch, drawn.step)
+
+    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
 class Clustered(nn.Module):
     """Writes what floats decide to a real tensor, and then asks how large it is."""
 
@@ -440,6 +472,113 @@ def test_a_real_tensor_that_floats_are_written_to_loses_its_values(rows):
     assert any(
         "present parameters" in assumption for assumption in estimated.assumptions
     )
+
+
+class OwnTerms(torch.autograd.Function):
+    """Adds terms of its own in its backward pass, in Python."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y + x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, y = ctx.saved_tensors
+        rows = torch.arange(len(x))
+        of_y = (gradient * x).index_add(0, rows, gradient)
+        return gradient * y + gradient * x * 2 + gradient, of_y
+
+
+class OnOwnTerms(nn.Module):
+    """What is made by a function of the user's, and used once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 64), nn.Linear(16, 64)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        out = OwnTerms.apply(hidden, self.second(x))
+        return (out + hidden * hidden).square().mean()
+
+
+def test_what_a_function_of_the_users_adds_takes_new_tensors():
+    model, x, step = OnOwnTerms(), torch.randn(500, 16), Step(optimizer=None)
+
+    estimated = estimate(model, x, step)
+
+    assert estimated.phases == measure_step(model, x, step)
+
+
+class InTransforms(nn.Module):
+    """A module that functions of torch.func call, with wrapped tensors."""
+
+    def __init__(self, transform):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 8))
+        self.transform = transform
+
+    def forward(self, x):
+        return self.transform(self.inner, x).square().mean()
+
+
+TRANSFORMS = {
+    "vmap": lambda inner, x: torch.func.vmap(inner)(x),
+    "jvp": lambda inner, x: torch.func.jvp(inner, (x,), (torch.ones_like(x),))[1],
+    "grad": lambda inner, x: torch.func.grad(lambda rows: inner(rows).sum())(x),
+    "jacobians": lambda inner, x: torch.func.vmap(torch.func.jacrev(inner))(x[:9]),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vmap",
+        "grad",
+        pytest.param("jvp", marks=pytest.mark.slow),
+        pytest.param("jacobians", marks=pytest.mark.slow),
+    ],
+)
+def test_modules_within_transforms_are_tracked(name):
+    model, x, step = InTransforms(TRANSFORMS[name]), torch.randn(90, 16), Step()
+
+    estimated = estimate(model, x, step)
+
+    truth = max(measure_step(model, x, step).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+class PackedScan(nn.Module):
+    """A recurrent layer over packed sequences, which takes little else."""
+
+    def __init__(self, *, batch_first):
+        super().__init__()
+        self.inner = nn.RNN(48, 4, batch_first=batch_first)
+        self.batch_first = batch_first
+
+    def forward(self, x, lengths):
+        x = x if self.batch_first else x.transpose(0, 1).contiguous()
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=self.batch_first, enforce_sorted=False
+        )
+        return self.inner(packed)[1].square().mean()
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("lengths", [[9] * 60, [9, 4, 1] * 20, [9, *[2] * 59]])
+def test_what_is_copied_to_pack_sequences_is_counted(batch_first, lengths):
+    batch = (torch.randn(len(lengths), max(lengths), 48), torch.tensor(lengths))
+    model, step = PackedScan(batch_first=batch_first), Step(optimizer=None)
+
+    estimated = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert estimated.peak == pytest.approx(truth, rel=1e-3)
+    assert estimated.low <= truth <= estimated.high
 
 
 class Routed(nn.Module):
@@ -546,6 +685,33 @@ def test_calls_that_a_kernel_is_learnt_from_are_different_ones(function, shape):
     assert ways[0]
     for way in ways:
         assert len(set(way)) == len(way)
+
+
+@pytest.mark.parametrize("channels", [18, 24, 32, 48])
+@pytest.mark.parametrize("samples", [17, 24, 32, 64])
+def test_calls_of_images_do_not_all_take_the_same(samples, channels):
+    # 24 samples of 16 channels take what 16 samples of 24 do: a copy of them would look
+    # like a constant.
+    x = torch.empty(samples, channels, 33, 33)
+    call = call_of(torch.ops.aten.max_pool2d_with_indices.default, (x, [3, 3]), {})
+
+    ways = smaller_calls(call, (x.nbytes // 9, x.nbytes // 4))
+
+    assert ways[0]
+    for way in ways:
+        assert len({smaller.nbytes for smaller in way}) > 1
+
+
+@pytest.mark.parametrize("side", [11, 40])
+def test_images_that_a_kernel_copies_are_counted(side):
+    model = nn.Sequential(nn.Conv2d(1, 32, 1), nn.Upsample(side, mode="bilinear"))
+    batch, step = torch.randn(24, 1, 33, 33), Step(optimizer=None)
+
+    estimated = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.001)
 
 
 class OnColumns(nn.Module):

@@ -2,8 +2,8 @@
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
 from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``,
-``drawn_zoo.py`` and for each kind of ``drawn_fields.py`` and ``drawn_graph_fields.py``,
-and a summary at the end.
+``drawn_zoo.py`` and for each kind of ``drawn_fields.py``, ``drawn_graph_fields.py`` and
+``drawn_options.py``, and a summary at the end.
 """
 
 import os
@@ -18,6 +18,8 @@ from drawn_graph_fields import KINDS as GRAPH_FIELDS
 from drawn_graph_fields import draw_graph_field_step
 from drawn_models import FAMILIES as FAMILIES_OF_MODELS
 from drawn_models import draw_model_step
+from drawn_options import KINDS as OPTIONS
+from drawn_options import draw_option_step
 from drawn_storage import FAMILIES, draw_storage_step
 from drawn_zoo import KINDS, draw_zoo_step
 
@@ -41,6 +43,8 @@ def draw(family, seed):
         return draw_field_step(seed, kind)
     if area == "graphs":
         return draw_graph_field_step(seed, kind)
+    if area == "options":
+        return draw_option_step(seed, kind)
     return draw_storage_step(seed, family)
 
 
@@ -51,6 +55,7 @@ def draw(family, seed):
         *("layers", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS),
         *(f"fields: {kind}" for kind in FIELDS),
         *(f"graphs: {kind}" for kind in GRAPH_FIELDS),
+        *(f"options: {kind}" for kind in OPTIONS),
     ],
 )
 def test_the_profilers_peak_is_in_the_interval(family, seed):

@@ -84,6 +84,50 @@ def node_name() -> str:
     return "" if node is None else str(node.name())
 
 
+class RunningNode:
+    """Knows which storages the node of autograd that runs has made itself.
+
+    Autograd adds gradients that meet at a tensor while the node runs that gave the last
+    one.  Formulas add terms of their own meanwhile, to new tensors, with a mode or
+    without: ``pinv`` has four.
+    """
+
+    def __init__(self) -> None:
+        self._sequence_number: int | None = None
+        self._first_event = 0
+
+    def note_operator(self, event_count: int) -> None:
+        """Note that an operator of the backward pass begins.
+
+        Args:
+            event_count: Storages that were made or freed until now.
+        """
+        node: Any = torch._C._current_autograd_node()  # noqa: SLF001 -- no public way to ask
+        sequence_number = None if node is None else int(node._sequence_nr())  # noqa: SLF001
+        if sequence_number != self._sequence_number:
+            self._sequence_number = sequence_number
+            self._first_event = event_count
+
+    def adds_own_term(self, func: OpOverload, number: int) -> bool:
+        """Tell whether a formula writes to nothing, though autograd might.
+
+        Args:
+            func: The operator, one that :func:`reused_operand` has a buffer for.
+            number: Of that buffer's storage, which is the event that made it.
+
+        Returns:
+            Whether the formula asks for a new tensor.
+        """
+        node: Any = torch._C._current_autograd_node()  # noqa: SLF001
+        if func is not _aten.add.Tensor or node is None or number < self._first_event:
+            # What another node gave is a gradient, and no term.
+            return False
+        # Where two gradients of one node meet, such as those of x * x, they are added
+        # as autograd does it.
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        return len(set(edges)) == len(edges)
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Tell whether elements fill the storage without gaps, in any order of the axes."""
     expected = 1

@@ -126,7 +126,10 @@ class FormulaProbe:
 
 
 class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Changes nothing, but that what a tracker takes for in place is so."""
+    """Changes nothing, but that what a tracker takes for in place is so.
+
+    Sums are not: here each operand is one of its own, so that no gradients meet.
+    """
 
     def __torch_dispatch__(
         self,
@@ -135,7 +138,8 @@ class _AsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Args = (),
         kwargs: Kwargs | None = None,
     ) -> Any:
-        if reused_operand(func, args, real=True) is not None:
+        is_sum = func is torch.ops.aten.add.Tensor
+        if not is_sum and reused_operand(func, args, real=True) is not None:
             func = in_place_of(func)
         return func(*args, **(kwargs or {}))
 

@@ -72,13 +72,13 @@ rounding would be taken for one."""
 _SMALLEST_SHARED = 2 * 17
 """Sizes below are not shared so: the steps between the shares would be lost."""
 _SHRUNK_SPATIAL = (
-    ((24, 16, 12), (16, 24, 10), (32, 12, 18)),
+    ((24, 16, 12), (16, 30, 10), (32, 10, 18)),
     ((8, 6, 4), (6, 10, 2), (10, 4, 8)),
     ((4, 4, 2), (6, 2, 4), (2, 8, 6)),
     ((3, 4, 2), (2, 2, 4), (1, 8, 4)),
 )
 """The same for samples and channels of images, whose width and height stay: the first
-of the rows that is small enough."""
+of the rows that is small enough, and whose images do not all take the same."""
 _OPAQUE = ("convolution", "_fft", "mkldnn", "attention")
 """Kernels whose buffers depend on the algorithm that a library picks by size."""
 _SPATIAL = (
@@ -126,10 +126,17 @@ _PLAIN = (
 )
 """Kernels that hold nothing beside their outputs, whatever the operands, or what
 :attr:`KernelCall.held_bytes` says (as in torch's source): they need not be made."""
+_WITH_PLAIN_FORMULAS = ("aten::_ctc_loss.", "aten::_pack_padded_sequence")
+"""Kernels that are not tried, and whose backward pass is the same with a mode."""
 _SHORT = (torch.bfloat16, torch.float16)
 """Types of which products pack their operands, in blocks that depend on the size."""
 _BY_VALUES = ("matrix_exp",)
 """Kernels that take more or less by what the floats are."""
+_COPIES_OF_SERIES, _COPIES_OF_SQUARES = 11, 8
+"""What ``matrix_exp`` holds of a batch; see :attr:`KernelCall.most_bytes_by_norms`."""
+_MOST_POWERS = 24
+"""By how many powers of 2 the norms of a batch of matrices may differ.  Chosen: what is
+squared 24 times has lost all digits of float32."""
 _UNSAFE = (
     "ldl_",
     "_ctc_loss",
@@ -178,6 +185,10 @@ class TensorSpec(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    is_conjugate: bool = False
+    """Whether it is to be read conjugated: products copy such an operand first."""
+    is_negative: bool = False
+    """Whether it is to be read negated, as the imaginary part of such a one."""
 
     @property
     def nbytes(self) -> int:
@@ -286,8 +297,12 @@ class KernelCall(NamedTuple):
 
     @property
     def has_plain_formula(self) -> bool:
-        """Whether its backward pass is a single kernel, with a mode or without."""
-        return operator_name(self.func).startswith("aten::_ctc_loss.")
+        """Whether its backward pass is the same with a mode and without.
+
+        As torch's source says, of kernels that cannot be tried: that of a CTC loss is a
+        single kernel, that of packing writes into zeros.
+        """
+        return operator_name(self.func).startswith(_WITH_PLAIN_FORMULAS)
 
     @property
     def by_thread_bytes(self) -> int:
@@ -302,6 +317,26 @@ class KernelCall(NamedTuple):
     def depends_on_values(self) -> bool:
         """Whether a call with other floats takes more or less."""
         return any(word in operator_name(self.func) for word in _BY_VALUES)
+
+    @property
+    def most_bytes_by_norms(self) -> int:
+        """What ``matrix_exp`` may take more where the matrices of a batch differ.
+
+        It scales each matrix by a power of 2 that its norm asks for, takes 11 copies of
+        the batch while it sums up the series, and then squares together what is to be
+        squared again.  Then it holds 8 copies, and of each group of equal powers those
+        that are squared more often (``LinearAlgebra.cpp`` of torch 2.13).
+        """
+        (matrices,) = self.tensors
+        count = math.prod(matrices.shape[:-2])
+        groups = min(count, _MOST_POWERS)
+        if groups < 2:
+            return 0
+        # At most if all groups but the one that is squared most are a single matrix.
+        squared = sum(count - number for number in range(groups))
+        more_matrices = squared - (_COPIES_OF_SERIES - _COPIES_OF_SQUARES) * count
+        matrix_bytes = math.prod(matrices.shape[-2:]) * matrices.dtype.itemsize
+        return max(more_matrices, 0) * matrix_bytes
 
     @property
     def crashes_without_gradient(self) -> bool:
@@ -370,7 +405,10 @@ def call_of(
         elif isinstance(value, torch.Tensor):
             if value.layout is not torch.strided:
                 return None
-            value = TensorSpec(tuple(value.shape), value.stride(), value.dtype)
+            value = TensorSpec(
+                *(tuple(value.shape), value.stride(), value.dtype),
+                *(value.is_conj(), value.is_neg()),
+            )
         elif isinstance(value, torch.Generator):
             return None
         leaves.append(value)
@@ -469,8 +507,12 @@ def smaller_calls(
         # Sizes that are below those of a row stay as they are: calls that are equal
         # would make a constant of what grows (softmax of 71 by 71 was 1.3 % too low).
         is_complete = len(set(calls)) == len(replacements)
+        is_complete = is_complete and _differ_in_bytes(call, calls)
         if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
             ways.append(calls)
+    if sum(outputs) > call.nbytes:
+        # Such as products of tall matrices with wide ones.
+        ways = [way for way in ways if all(map(gives_little, way))]
 
     def serial_operands(way: list[KernelCall]) -> int:
         return max(_count_turned_serial(call, smaller) for smaller in way)
@@ -483,6 +525,20 @@ def smaller_calls(
     if call.opaque:
         ways = _of_fewer_samples(call, sizes, limit) + ways
     return ways[:_MOST_WAYS] or [[]]
+
+
+def _differ_in_bytes(call: KernelCall, calls: list[KernelCall]) -> bool:
+    """Tell whether operands that shrink do not all take the same in each smaller call.
+
+    16 samples of 24 channels take what 24 samples of 16 do: a buffer as large as the
+    images would look like a constant (pooling in channels-last order was 17 % too low).
+    """
+    columns = zip(*(smaller.operand_bytes for smaller in calls), strict=True)
+    for whole, column in zip(call.operand_bytes, columns, strict=True):
+        shrinks = any(nbytes != whole for nbytes in column)
+        if shrinks and len(set(column)) == 1:
+            return False
+    return True
 
 
 def _ways_to_replace(call: KernelCall, sizes: list[int]) -> list[list[dict[int, int]]]:
@@ -642,7 +698,7 @@ def _resize_spec(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
         dense_before = max(spec.stride[axis], 1) * spec.shape[axis]
         stride[axis] = dense
         dense *= shape[axis]
-    return TensorSpec(shape, tuple(stride), spec.dtype)
+    return spec._replace(shape=shape, stride=tuple(stride))
 
 
 def _shape_rules_accept(call: KernelCall) -> bool:
@@ -663,6 +719,18 @@ def _shape_rules_accept(call: KernelCall) -> bool:
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
             return False
     return True
+
+
+def gives_little(call: KernelCall) -> bool:
+    """Tell whether outputs are small enough for a call to be made.
+
+    Sizes of ours that do not go together would have some kernels read beyond their
+    operands: torch's own rules must accept them first.
+    """
+    size = output_bytes(call)
+    if size is None:
+        return not call.resized
+    return size <= 2 * MOST_BYTES
 
 
 def output_bytes(call: KernelCall) -> int | None:

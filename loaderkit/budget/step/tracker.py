@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from loaderkit.budget.step.accumulation import node_name, reused_operand
+from loaderkit.budget.step.accumulation import RunningNode, node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
 from loaderkit.budget.step.index_ranges import index_error_of, mask_error_of
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
@@ -137,6 +137,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Storages of real tensors that fakes were written to: whether what they hold
         now depends on parameters; None where it is not known."""
         self.real_bytes_live = 0
+        self._held_bytes = 0
+        """What the operator that runs holds inside, as far as it is computed here."""
+        self._running_node = RunningNode()
         self._has_resized = False
         self._is_computing_again = False
         self._checkpoints_of_step = 0
@@ -234,13 +237,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         The first time it is an argument of a module; from then on all are looked at.
         """
         for tensor in tensors:
-            if has_one_storage(tensor) and tensor.layout is not torch.jagged:
-                self._log_if_resized(tensor.untyped_storage())
+            if not has_one_storage(tensor) or tensor.layout is torch.jagged:
+                continue
+            try:
+                storage = tensor.untyped_storage()
+            except NotImplementedError:
+                # In a module that vmap, grad or jvp calls, tensors are wrapped.
+                continue
+            self._log_if_resized(storage)
         if self._has_resized:
             for live in list(self.live.values()):
-                storage = live.reference()
-                if storage is not None:
-                    self._log_if_resized(storage)
+                live_storage = live.reference()
+                if live_storage is not None:
+                    self._log_if_resized(live_storage)
 
     def _log_if_resized(self, storage: Any) -> None:
         before = self.live.get(storage._cdata)
@@ -330,14 +339,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_module_of_node()
         self._count_checkpoints()
         backward = self.phase == "backward"
-        reused = reused_operand(func, args) if backward else None
+        reused = self._reused_operand(func, args) if backward else None
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
             reused = args[0]
         args, kwargs = self._without_stale_values(func, args, kwargs)
-        listed_bytes = 0
+        self._held_bytes = 0
         if func in _INDEXED:
             self._raise_if_refused(mask_error_of(*args[:2]))
-            positions, listed_bytes = self._positions_of_masks(args[1], func)
+            positions, self._held_bytes = self._positions_of_masks(args[1], func)
             args = (args[0], positions, *args[2:])
         if not backward:
             self._raise_if_refused(index_error_of(func, args, kwargs))
@@ -355,8 +364,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         numbers = [number for tensor in outputs for number in self.add(tensor)]
         position = max(len(self.log.events) - 1, 0)
         self.sparse.release_replaced()
-        if listed_bytes:
-            self.log.holds_inside(position, Bounds.exactly(listed_bytes))
+        if self._held_bytes:
+            self.log.holds_inside(position, Bounds.exactly(self._held_bytes))
         if operands and not _is_view(func, operands):
             call = call_of(func, args, kwargs, describe_sparse=self.sparse.spec_of)
             self._note_call(func, call, position, operands, outputs, numbers)
@@ -441,6 +450,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             why = "a number in the batch stands for none of what it is looked up in"
             fix = "number the classes or words from 0, or make the table larger"
             raise StepError(message, why=why, fix=fix)
+
+    def _reused_operand(self, func: OpOverload, args: Args) -> torch.Tensor | None:
+        """Find the buffer that an operator of the backward pass would write into."""
+        self._running_node.note_operator(len(self.log.events))
+        reused = reused_operand(func, args)
+        if reused is None:
+            return None
+        storage = self.live.get(reused.untyped_storage()._cdata)
+        if storage is None or self._running_node.adds_own_term(func, storage.number):
+            return None
+        return reused
 
     def _log_reused(self, tensor: torch.Tensor) -> None:
         """Log that a storage is freed: the result that takes its place is a new one."""
@@ -543,6 +563,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         padded, lengths, batch_first = args
         stand_in = torch.empty(padded.shape[:2], dtype=torch.uint8)
         packed, batch_sizes = func(stand_in, lengths, batch_first)
+        time_axis = 1 if batch_first else 0
+        self._held_bytes += _bytes_of_packed_copies(padded, batch_sizes, time_axis)
         with self.fake:
             return padded.new_empty((len(packed), *padded.shape[2:])), batch_sizes
 
@@ -732,6 +754,33 @@ def _is_fake(leaf: object) -> bool:
 def _is_real(tensor: torch.Tensor) -> bool:
     """Tell a tensor with memory, of one storage, from fakes and sparse ones."""
     return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+
+
+def _bytes_of_packed_copies(
+    padded: torch.Tensor, batch_sizes: torch.Tensor, time_axis: int
+) -> int:
+    """Count what is copied while sequences are packed, beside the result.
+
+    Steps that as many sequences have are taken out together, and copied if they do not
+    lie one after the other (``PackedSequence.cpp``).
+
+    Args:
+        padded: What is packed, ``[T, B, ...]`` or ``[B, T, ...]``.
+        batch_sizes: How many sequences have each step.
+        time_axis: That of the steps.
+
+    Returns:
+        Bytes.
+    """
+    padded = padded.transpose(0, time_axis)
+    sizes, step_counts = torch.unique_consecutive(batch_sizes, return_counts=True)
+    start = copied_bytes = 0
+    for size, step_count in zip(sizes.tolist(), step_counts.tolist(), strict=True):
+        block = padded[start : start + step_count, :size]
+        start += step_count
+        if not block.is_contiguous():
+            copied_bytes += block.numel() * block.itemsize
+    return copied_bytes
 
 
 def _makes_fake_floats(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
