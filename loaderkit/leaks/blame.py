@@ -18,6 +18,7 @@ from loaderkit.leaks.finders.growing_array import find_growing_array
 from loaderkit.leaks.finders.grown_containers import find_grown_containers
 from loaderkit.leaks.finders.left_shared_memory import find_left_shared_memory
 from loaderkit.leaks.finders.new_objects import find_new_objects
+from loaderkit.leaks.finders.replaced_containers import find_replaced_containers
 from loaderkit.leaks.finders.resources import find_resources
 from loaderkit.leaks.finders.unattributed import find_unattributed
 from loaderkit.leaks.growth import Growth, explains, is_held
@@ -56,6 +57,7 @@ OBJECT_FINDERS = (
     _ObjectRow(find_autograd_chain),
     _ObjectRow(find_growing_array, only_if_unexplained=True),
     _ObjectRow(find_new_objects, only_if_unexplained=True),
+    _ObjectRow(find_replaced_containers, only_if_unexplained=True),
 )
 """In the order in which they are asked; of what a later one finds more is said first,
 since what was found before does not explain the growth, or holds it."""
@@ -94,6 +96,8 @@ def find_growth(
     ignored_ids = {id(item) for item in (ignore, *ignore, *arrays)}
     heap = look_at_heap()
     ignored_ids |= {id(own_list) for own_list in heap.lists}
+    # One that was just taken shows no growth: at the epoch of a census a run may end.
+    earlier = tuple(census for census in other_censuses if census.epoch < epoch)
     evidence = HeapEvidence(
         heap=heap,
         before=before,
@@ -101,7 +105,7 @@ def find_growth(
         ignored_ids=ignored_ids,
         bytes_per_epoch=rate,
         more_exit_handlers=more_exit_handlers,
-        other_censuses=tuple(other_censuses),
+        other_censuses=earlier,
         collects_by_itself=collects_by_itself,
         older_ids=frozenset(before.ids.tolist()),
     )

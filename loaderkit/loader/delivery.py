@@ -16,12 +16,14 @@ from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.loader.failures import Failure
 from loaderkit.loader.stateful import is_stateful, read_state
+from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import ReceivedBatch
 from loaderkit.sending import SentWhole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from loaderkit.errors import LoaderError
     from loaderkit.loader.fetching import Fetching, Sending
 
 SKIPPED = -1
@@ -177,10 +179,24 @@ class DeliveryCollate:
         self.sending = sending
 
     def __call__(self, delivery: Delivery) -> Delivery:
-        """Pack the batch of a delivery."""
+        """Pack the batch of a delivery; in its place an error, if that fails."""
         if self.sending is None or delivery.number == SKIPPED:
             return delivery
-        return delivery._replace(batch=self.sending(delivery.batch))
+        try:
+            return delivery._replace(batch=self.sending(delivery.batch))
+        except Exception as error:  # noqa: BLE001 -- pickling calls the user's code
+            return delivery._replace(batch=Failure(_not_sent(error)))
+
+
+def _not_sent(error: Exception) -> LoaderError:
+    """Make the error for a batch that cannot leave its worker."""
+    why = "a batch is pickled to leave its worker, and something in it cannot be"
+    fix = "return tensors without autograd (.detach()), and no functions, locks or "
+    fix += "generators; or num_workers=0"
+    what = "A batch could not be sent from its worker: "
+    not_sent = error_about(what, error, fix, why=why)
+    not_sent.__cause__ = error
+    return not_sent
 
 
 class WorkerStart:

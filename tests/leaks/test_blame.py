@@ -4,6 +4,7 @@ import functools
 import gc
 import itertools
 import mmap
+import types
 import weakref
 from array import array
 from collections import Counter, deque
@@ -63,6 +64,63 @@ def test_what_grows_by_a_hundredth_of_the_heaviest_is_noise(numbers, is_named):
 
     assert "`heavy`" in named
     assert ("`light`" in named) is is_named
+
+
+REPLACED = {
+    "list": (list, lambda items, item, _: [*items, item]),
+    "dict": (dict, lambda items, item, key: {**items, key: item}),
+    "copied dict": (dict, lambda items, item, key: dict([*items.items(), (key, item)])),
+}
+ITEMS = {
+    "array": lambda: np.ones(BIG),
+    "text": lambda: "x" * np.random.randint(8 * BIG, 8 * BIG + 9),
+    "tuple": lambda: (1, np.ones(BIG)),
+    "dict": lambda: {"loss": 0.5, "x": np.ones(BIG)},
+}
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+@pytest.mark.parametrize("item", ITEMS)
+def test_a_container_that_a_longer_one_replaces_is_named(kind, item):
+    make, longer = REPLACED[kind]
+    kept = types.SimpleNamespace(history=make())
+    for epoch in range(8):
+        # The old one lives until then, so that no new one gets its number.
+        old, kept.history = kept.history, longer(kept.history, ITEMS[item](), epoch)
+        if epoch == 3:
+            before = take_census(4)
+    del old
+
+    named = " ".join(map(str, find_growth(before, 8, rate=8 * BIG)))
+
+    assert "`kept.history`" in named
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 2.0, 8.0])
+def test_a_container_of_the_epoch_that_weighs_something_else_is_not_named(share):
+    kept = types.SimpleNamespace(predictions=[])
+    before = take_census(4)
+    kept.predictions = [np.ones(BIG) for _ in range(8)]
+
+    named = " ".join(map(str, find_growth(before, 8, rate=8 * BIG / share)))
+
+    assert "predictions" not in named
+
+
+@pytest.mark.parametrize("epochs_since", range(3))
+def test_a_census_of_the_epoch_in_which_a_run_ends_is_no_obstacle(epochs_since):
+    joined = np.ones(BIG)
+    before = take_census(4)
+    for _ in range(4):
+        joined = np.concatenate([joined, np.ones(BIG)])
+    at_the_end = take_census(8)
+
+    growths = find_growth(
+        before, 8 + epochs_since, rate=BIG * 8, other_censuses=[at_the_end]
+    )
+
+    named = " ".join(map(str, growths))
+    assert ("`joined`" in named) == (epochs_since == 0)
 
 
 KIB = 1024

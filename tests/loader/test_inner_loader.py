@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -226,6 +227,43 @@ def test_no_batch_is_written_over_before_it_is_received(
 
     assert rows == [[row] for row in range(40)]
     loader.close()
+
+
+class MadeBy(Dataset):
+    """Eight samples of a function."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        return self.make(row)
+
+
+UNSENDABLE = {
+    "function": lambda row: lambda: row,
+    "lock": lambda row: threading.Lock(),
+    "generator": lambda row: (part for part in [row]),
+    "graph of autograd": lambda row: torch.ones(1, requires_grad=True) * row,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNSENDABLE)
+def test_a_batch_that_cannot_leave_its_worker_is_told(kind):
+    make = UNSENDABLE[kind]
+    dataset = MadeBy(lambda row: make(row) if row in {2, 3} else torch.tensor([row]))
+    loader = build_loader(dataset, batch_size=2, num_workers=1, collate_fn=list)
+    iterator = iter(loader)
+    assert [int(row) for row in next(iterator)] == [0, 1]
+
+    with pytest.raises(LoaderError, match="could not be sent from its worker") as told:
+        next(iterator)
+
+    assert "Cowardly" in str(told.value) or "pickle" in str(told.value)
+    assert len(list(build_loader(dataset, batch_size=2, collate_fn=list))) == 4
 
 
 STARTS_WITHOUT_FILES = """

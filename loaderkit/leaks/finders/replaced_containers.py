@@ -1,0 +1,102 @@
+"""Finds lists and dicts of which a longer one takes the place: ``x = x + [item]``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loaderkit.leaks.census import containers_in, item_count
+from loaderkit.leaks.finders.items import (
+    describe_items,
+    last_items,
+    newest_of,
+    pattern_of,
+    with_keys,
+)
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.retained import retained_bytes
+from loaderkit.memory.holders import holders_of
+
+if TYPE_CHECKING:
+    from loaderkit.leaks.finders.evidence import HeapEvidence
+
+_LEAST_SHARE = 0.8
+_MOST_SHARE = 1.2
+"""Of all that grew since the run began, which such a container holds.  Chosen: rates
+are known to some percent, and an item that was there before is a share, too."""
+_EPOCHS_AN_ITEM = 12
+_FEWEST_ITEMS = 3
+"""As in ``grown_containers``, and one more: of two items are many containers."""
+_MOST_WEIGHED = 300
+_MOST_SIBLINGS = 20_000
+"""As in ``grown_containers``."""
+
+
+def find_replaced_containers(evidence: HeapEvidence) -> list[Growth]:
+    """Look for a container that came since the census, and holds all that grew.
+
+    The object is another one in each epoch, so no census has its length.  That it
+    holds as much as has grown since the run began tells it from a list of the epoch's
+    predictions, say.
+
+    Args:
+        evidence: What is alive now, and was then.
+
+    Returns:
+        The one that comes nearest to what grew; else nothing.
+    """
+    epochs = evidence.before.epoch + evidence.epochs
+    grown_bytes = evidence.bytes_per_epoch * epochs
+    if grown_bytes <= 0:
+        return []
+    nearest, share = None, 0.0
+    for container in _other_containers(evidence, epochs):
+        share_here = _bytes_in(container, evidence) / grown_bytes
+        is_nearer = nearest is None or abs(share_here - 1) < abs(share - 1)
+        if _LEAST_SHARE <= share_here <= _MOST_SHARE and is_nearer:
+            nearest, share = container, share_here
+    if nearest is None:
+        return []
+    newest = newest_of(nearest)
+    ignore = [newest, *evidence.heap.lists]
+    holder = holders_of(nearest, most=1, ignore=ignore)[0]
+    if not holder.held:
+        return []
+    return [
+        Growth(
+            pattern=pattern_of(nearest, newest, holder),
+            what=type(nearest).__name__,
+            items=describe_items(newest),
+            per_epoch=item_count(nearest) / epochs,
+            bytes_per_epoch=round(evidence.bytes_per_epoch),
+            holder=holder,
+        )
+    ]
+
+
+def _other_containers(evidence: HeapEvidence, epochs: int) -> list[Any]:
+    """List containers that the census does not have as they are, the longest first."""
+    fewest = max(_FEWEST_ITEMS, epochs / _EPOCHS_AN_ITEM)
+    containers = containers_in(evidence.heap)
+    ids = np.fromiter(map(id, containers), np.int64, len(containers))
+    lengths = np.fromiter(map(item_count, containers), np.int64, len(containers))
+    is_other = lengths != evidence.before.lengths_of(ids)
+    chosen = [
+        index
+        for index in np.flatnonzero(is_other & (lengths >= fewest)).tolist()
+        if int(ids[index]) not in evidence.ignored_ids
+    ]
+    chosen.sort(key=lambda index: -int(lengths[index]))
+    return [containers[index] for index in chosen[:_MOST_WEIGHED]]
+
+
+def _bytes_in(container: Any, evidence: HeapEvidence) -> int:
+    """Weigh a container by its newest items."""
+    item_bytes = retained_bytes(
+        with_keys(container, newest_of(container)),
+        container,
+        sibling_ids=frozenset(map(id, last_items(container, _MOST_SIBLINGS))),
+        older_ids=evidence.older_ids,
+    )
+    return item_bytes * item_count(container)
