@@ -22,9 +22,7 @@ from loaderkit.budget.diagnosis.folding import (
 )
 from loaderkit.budget.diagnosis.literals import (
     alternatives_of,
-    has_any,
     required_groups,
-    required_words,
 )
 
 if TYPE_CHECKING:
@@ -180,7 +178,7 @@ _NOT_MEMORY = (
 )
 NOT_MEMORY = compile_words(_NOT_MEMORY)
 """What was short was something else."""
-_WORDS_OF_NOT_MEMORY = required_words(_NOT_MEMORY)
+_OTHER_SHORTAGES = tuple(compile_folded(row) for row in alternatives_of(_NOT_MEMORY))
 
 
 def is_about_something_else(sentence: str) -> bool:
@@ -189,9 +187,11 @@ def is_about_something_else(sentence: str) -> bool:
     >>> is_about_something_else("no space left on disk")
     True
     """
-    if not has_any(sentence.lower(), _WORDS_OF_NOT_MEMORY):
-        return False
-    return NOT_MEMORY.search(sentence) is not None
+    where = FoldedText.of(sentence)
+    return any(
+        shortage.can_match(where.small) and shortage.search(where) is not None
+        for shortage in _OTHER_SHORTAGES
+    )
 
 
 OTHER_THING = compile_words(

@@ -22,28 +22,13 @@ _QUANTIFIER = re.compile(r"(?:[?*+]|\{\d{0,5}(?:,\d{0,5})?\})\??")
 _GROUP_HEAD = re.compile(r"\?(?:P<\w+>|[:=!]|<[=!]|-?[aimsux]+(?:-[aimsux]+)?:)")
 
 
-def has_any(lowered_text: str, words: frozenset[str] | None) -> bool:
-    """Say whether a text, in small letters, has one of some words; None: of any.
-
-    >>> has_any("it was killed", frozenset({"kill"})), has_any("it died", None)
-    (True, True)
-    """
-    if words is None:
-        return True
-    # A loop takes half the time of any() over a generator.
-    for word in words:  # noqa: SIM110
-        if word in lowered_text:
-            return True
-    return False
-
-
 def has_all(lowered_text: str, groups: Iterable[frozenset[str]]) -> bool:
     """Say whether a text, in small letters, has a word of each group.
 
     >>> has_all("it was killed", (frozenset({"kill"}), frozenset({"died", "was"})))
     True
     """
-    # This is asked most of all: calls of all(), any() or has_any() double the time.
+    # This is asked most of all: calls of all() and any() double the time.
     for words in groups:
         for word in words:
             if word in lowered_text:
@@ -62,37 +47,23 @@ class _Parsed(NamedTuple):
     """Where the part ends in the pattern."""
 
 
-def required_words(pattern: str) -> frozenset[str] | None:
-    r"""Give words of which each match of a pattern has at least one, in small letters.
+def required_groups(pattern: str) -> tuple[frozenset[str], ...]:
+    r"""Give groups of words; each match of a pattern has a word of every group.
 
     Args:
         pattern: As in the tables of this folder: without blanks that are ignored, and
             without conditions or references to groups.
 
     Returns:
-        None where there are none to look for.
-
-    >>> sorted(required_words(r"(?:CUDA|HIP) error:? out of"))
-    ['error']
-    >>> sorted(required_words(r"\bkilled\b|oom-?kill"))
-    ['kill', 'killed']
-    >>> required_words(r"\d+ MB?") is None
-    True
-    """
-    return _rarest(_parse_alternatives(pattern, 0).groups)
-
-
-def required_groups(pattern: str) -> tuple[frozenset[str], ...]:
-    r"""Give groups of words; each match of a pattern has a word of every group.
-
-    Args:
-        pattern: As for :func:`required_words`.
-
-    Returns:
-        The rarest group first.
+        The rarest group first, its words in small letters; none where there is nothing
+        to look for.
 
     >>> [sorted(group) for group in required_groups(r"memory \w+ (?:full|gone)")]
     [['memory'], ['full', 'gone']]
+    >>> [sorted(group) for group in required_groups(r"\bkilled\b|oom-?kill")]
+    [['kill', 'killed']]
+    >>> required_groups(r"\d+ MB?")
+    ()
     """
     groups = dict.fromkeys(_parse_alternatives(pattern, 0).groups)
     return tuple(sorted(groups, key=_rarity, reverse=True))
