@@ -282,7 +282,7 @@ class Selecting(nn.Module):
 
 def selections(rng):
     names = rng.sample(sorted(_SELECTIONS), rng.choice([1, 1, 2]))
-    rows, width = rng.choice([70, 300, 2000]), rng.choice([8, 40, 64])
+    rows, width = rng.choice([70, 300, 2000, 9000]), rng.choice([8, 40, 64])
     index = torch.randint(rng.choice([20, rows]), (rows,))
     words = f"{rows} x {width}, {', '.join(names)}"
     return Trained(words, Selecting(names, width), (torch.randn(rows, 12), index))
@@ -434,7 +434,7 @@ def sequences(rng):
         options["proj_size"] = 6
     if kind == "RNN":
         options["nonlinearity"] = rng.choice(["tanh", "relu"])
-    count, longest = rng.choice([3, 17, 60]), rng.choice([5, 30, 90])
+    count, longest = rng.choice([3, 17, 60, 300]), rng.choice([5, 12, 30])
     packed, is_sorted = rng.random() < 0.6, rng.random() < 0.5
     lengths = torch.randint(1, longest + 1, (count,))
     lengths[0] = longest
@@ -474,9 +474,9 @@ class Bags(nn.Module):
 
 def bags(rng):
     rows, width, count = (
-        rng.choice([30, 900]),
-        rng.choice([4, 33]),
-        5 * rng.choice([8, 200]),
+        rng.choice([30, 900, 4000]),
+        rng.choice([4, 33, 100]),
+        5 * rng.choice([8, 200, 3000]),
     )
     options = {"mode": rng.choice(["sum", "mean", "max"])}
     if rng.random() < 0.3:
@@ -494,9 +494,8 @@ def bags(rng):
         ways += ["weights"] if rng.random() < 0.5 else []
     ways += ["two axes"] if rng.random() < 0.3 else []
     last = rng.random() < 0.2 and "two axes" not in ways
-    offsets = torch.cat(
-        [torch.zeros(1, dtype=torch.long), torch.randint(count, (6,)).sort()[0]]
-    )
+    starts = torch.randint(count, (rng.choice([6, 500]),)).sort()[0]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), starts])
     if last:
         options["include_last_offset"] = True
         offsets = torch.cat([offsets, torch.tensor([count])])
@@ -705,7 +704,7 @@ class SparseProducts(nn.Module):
 
 
 def sparse_products(rng):
-    size = rng.choice([40, 300, 1500])
+    size = rng.choice([40, 300, 1500, 6000])
     dense = torch.rand(size, size) * (torch.rand(size, size) < 6 / size)
     layout = rng.choice(["coo", "csr", "csr"])
     call = rng.choice(["matmul", "sparse.mm", "addmm", "twice", "vector"])
@@ -1134,7 +1133,7 @@ _AROUND = (
 
 
 def around(rng):
-    way, width = rng.choice(_AROUND), rng.choice([16, 64, 160])
+    way, width = rng.choice(_AROUND), rng.choice([16, 64, 160, 300])
     rows = rng.choice([12, 200, 900])
     return Trained(
         f"{rows} x {width} {way}", Around(way, width), torch.randn(rows, width)
@@ -1231,7 +1230,7 @@ OPTIMIZERS = {
 
 
 def optimizers(rng):
-    width, rows = rng.choice([16, 64, 300]), rng.choice([8, 100])
+    width, rows = rng.choice([16, 64, 300, 700]), rng.choice([8, 100])
     model = _perceptron(width, rng.choice([1, 4]))
     if rng.random() < 0.3:
         model = model.double()

@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit import estimate_step
-from loaderkit.budget.step import formulas, kernels, tracker
+from loaderkit.budget.step import accumulation, formulas, kernels, tracker
 from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.devices import DeviceSpec
@@ -475,32 +475,30 @@ def test_a_real_tensor_that_floats_are_written_to_loses_its_values(rows):
 
 
 class OwnTerms(torch.autograd.Function):
-    """Adds terms of its own in its backward pass, in Python."""
+    """Adds rows in its backward pass, in Python."""
 
     @staticmethod
     def forward(ctx, x, y):
         ctx.save_for_backward(x, y)
-        return x * y + x * x
+        return x * y
 
     @staticmethod
     def backward(ctx, gradient):
         x, y = ctx.saved_tensors
+        of_x = gradient * y
         rows = torch.arange(len(x))
-        of_y = (gradient * x).index_add(0, rows, gradient)
-        return gradient * y + gradient * x * 2 + gradient, of_y
+        return of_x, (gradient * x).index_add(0, rows, gradient)
 
 
 class OnOwnTerms(nn.Module):
-    """What is made by a function of the user's, and used once more."""
+    """Calls a function of the user's."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(16, 64), nn.Linear(16, 64)
 
     def forward(self, x):
-        hidden = self.first(x)
-        out = OwnTerms.apply(hidden, self.second(x))
-        return (out + hidden * hidden).square().mean()
+        return OwnTerms.apply(self.first(x), self.second(x)).mean()
 
 
 def test_what_a_function_of_the_users_adds_takes_new_tensors():
@@ -509,6 +507,42 @@ def test_what_a_function_of_the_users_adds_takes_new_tensors():
     estimated = estimate(model, x, step)
 
     assert estimated.phases == measure_step(model, x, step)
+
+
+def test_its_twin_that_adds_in_place_would_be_seen(monkeypatch):
+    monkeypatch.setattr(accumulation, "BackwardCFunction", ())
+    model, x, step = OnOwnTerms(), torch.randn(500, 16), Step(optimizer=None)
+
+    estimated = estimate(model, x, step)
+
+    assert estimated.phases["backward"] < measure_step(model, x, step)["backward"]
+
+
+class MaximaOfBags(nn.Module):
+    """The largest of the words in each bag."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(300, 40, mode=mode)
+
+    def forward(self, words, offsets):
+        return self.bag(words, offsets).square().mean()
+
+
+@pytest.mark.parametrize("empty", [0, 300, 900])
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_the_sizes_of_bags_say_what_their_maxima_take(mode, empty):
+    # The small calls of kernels are made with empty bags, of which nothing is kept.
+    filled = torch.arange(1000 - empty)
+    offsets = torch.cat([filled, torch.full((empty,), 1000 - empty)])
+    batch = (torch.randint(300, (1000 - empty,)), offsets)
+    model, step = MaximaOfBags(mode), Step(optimizer=None)
+
+    estimated = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=1e-3)
 
 
 class InTransforms(nn.Module):

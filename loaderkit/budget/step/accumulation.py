@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
@@ -119,7 +120,10 @@ class RunningNode:
             Whether the formula asks for a new tensor.
         """
         node: Any = torch._C._current_autograd_node()  # noqa: SLF001
-        if func is not _aten.add.Tensor or node is None or number < self._first_event:
+        if func is not _aten.add.Tensor:
+            # What users write in Python asks for no mode.
+            return isinstance(node, BackwardCFunction)
+        if node is None or number < self._first_event:
             # What another node gave is a gradient, and no term.
             return False
         # Where two gradients of one node meet, such as those of x * x, they are added

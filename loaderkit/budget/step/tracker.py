@@ -48,6 +48,8 @@ Chosen: thousands of graphs, and a small part of what an estimate may take for r
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 """They take masks, whose values decide the shape of the result."""
 _CTC_LOSSES = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
+_MAXIMUM_OF_BAG = 2
+"""The number of the mode "max" among the arguments of torch's bags."""
 _LIKE_VIEWS = (_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default)
 """Operators that give their operand's storage, and are not called views."""
 _VALUES = ("arange", "scalar_tensor", "linspace")
@@ -343,7 +345,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
             reused = args[0]
         args, kwargs = self._without_stale_values(func, args, kwargs)
-        self._held_bytes = 0
+        self._held_bytes = _bytes_of_full_bags(func, args)
         if func in _INDEXED:
             self._raise_if_refused(mask_error_of(*args[:2]))
             positions, self._held_bytes = self._positions_of_masks(args[1], func)
@@ -754,6 +756,23 @@ def _is_fake(leaf: object) -> bool:
 def _is_real(tensor: torch.Tensor) -> bool:
     """Tell a tensor with memory, of one storage, from fakes and sparse ones."""
     return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+
+
+def _bytes_of_full_bags(func: OpOverload, args: Args) -> int:
+    """Count what the backward pass of bags' maxima holds, by the sizes of the bags.
+
+    It takes out what is not empty: a position of each such bag, its gradient, and which
+    rows had the maxima (``EmbeddingBag.cpp``).
+    """
+    if func is not _aten._embedding_bag_backward.default or args[8] != _MAXIMUM_OF_BAG:
+        return 0
+    gradient, bag_sizes, rows_of_maxima = args[0], args[4], args[5]
+    full_bags = len(bag_sizes)
+    if not _is_fake(bag_sizes):
+        full_bags = int(torch.count_nonzero(bag_sizes))
+    row_bytes = gradient.itemsize + rows_of_maxima.itemsize
+    width = gradient.shape[-1]
+    return int(full_bags * (torch.int64.itemsize + width * row_bytes))
 
 
 def _bytes_of_packed_copies(
