@@ -60,6 +60,7 @@ _EXTRAS = {
     "hf": "hf",
 }
 """Which extra of loaderkit brings the file system of a protocol."""
+_S3 = frozenset({"s3", "s3a"})
 _WITHOUT_FOLDERS = frozenset(_EXTRAS) - {"adl"}
 """Files there have long names.  To make a folder makes the bucket: one that nobody
 asked for where its name is mistyped."""
@@ -555,11 +556,17 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     import fsspec
 
     protocol = _protocol_of(url)
+    # Kept instances share a listing of files that may be of an hour ago.
+    own_options: dict[str, Any] = {
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+    }
     try:
-        # Kept instances share a listing of files that may be of an hour ago.
-        system, root = fsspec.url_to_fs(
-            url, **{"use_listings_cache": False, "skip_instance_cache": True, **options}
-        )
+        if protocol in _S3 and "::" not in url and "session" not in options:
+            from loaderkit.cache.s3_session import make_session
+
+            own_options["session"] = make_session(options.get("profile"))
+        system, root = fsspec.url_to_fs(url, **{**own_options, **options})
     except ImportError as error:
         message = f"{url} cannot be read: {error}."
         extra = _EXTRAS.get(protocol)
