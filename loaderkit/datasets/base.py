@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         Iterator,
     )
 
+    import torch
     from numpy.typing import NDArray
 
     from loaderkit.datasets.opened import OpenedCache
@@ -207,10 +208,14 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
             check_callable("transform", value, "lambda sample: sample", "sample")
         super().__setattr__(name, value)
 
+    # Arrays and tensors of any size have an ``__index__`` to type checkers; a tensor
+    # may well be a single row, as when somebody loops over ``torch.randperm``.
+    @overload
+    def __getitem__(self, index: NDArray[Any]) -> Self: ...
+    @overload
+    def __getitem__(self, index: torch.Tensor | str | tuple[str, ...]) -> Any: ...
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
-    @overload
-    def __getitem__(self, index: str | tuple[str, ...]) -> Any: ...
     @overload
     def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:

@@ -10,6 +10,7 @@ comment unused.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from typing_extensions import assert_type
 
@@ -64,6 +65,8 @@ def packed_samples_keep_their_type(folder: str, words: list[dict[str, int]]) -> 
     assert_type(packed, loaderkit.SafeDataset[torch.Tensor])
     assert_type(packed[0], torch.Tensor)
     assert_type(packed[:3], loaderkit.SafeDataset[torch.Tensor])
+    assert_type(packed[[0, 2]], loaderkit.SafeDataset[torch.Tensor])
+    assert_type(packed[np.arange(3)], loaderkit.SafeDataset[torch.Tensor])
     dicts = loaderkit.pack(words, "cache")
     assert_type(dicts[0], dict[str, int])
     assert_type(loaderkit.pack(folder, "cache"), loaderkit.SafeDataset[Any])
