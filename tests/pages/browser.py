@@ -1,4 +1,7 @@
-"""A page in headless Chromium: what it shows, and what its script does."""
+"""A page in a browser: what it shows, and what its script does.
+
+The browser is Chromium without a window; WebKit where PAGE_BROWSER says so.
+"""
 
 import html
 import itertools
@@ -21,7 +24,7 @@ QUIET = (
 )
 
 
-OUTER = """<!doctype html><title></title><body>
+OUTER = """<!doctype html><meta charset="utf-8"><title></title><body>
 <iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{page}"></iframe>
 <script>
 addEventListener("load", () => {{
@@ -35,7 +38,7 @@ addEventListener("load", () => {{
 
 
 FAULTS = (Path(__file__).parent / "faults.js").read_text("utf-8")
-MANY = """<!doctype html><title></title><body>{frames}
+MANY = """<!doctype html><meta charset="utf-8"><title></title><body>{frames}
 <script>
 {faults}
 addEventListener("load", () => {{
@@ -87,6 +90,11 @@ def run_browser(document, folder, *, dark, width="all"):
     """Load a document, and give the title that its script has set."""
     file = folder / "asked.html"
     file.write_text(document, encoding="utf-8")
+    picture = _picture(dark=dark, width=width)
+    if os.environ.get("PAGE_BROWSER") == "webkit":
+        from webkit import title_in_webkit
+
+        return title_in_webkit(file.as_uri(), picture, dark=dark)
     command = [
         shutil.which("chromium"),
         *QUIET,
@@ -95,15 +103,22 @@ def run_browser(document, folder, *, dark, width="all"):
         f"--user-data-dir={folder / 'profile'}",
         "--window-size=1600,900",
     ]
-    if screenshots := os.environ.get("PAGE_SCREENSHOTS"):
-        kept = Path(screenshots).absolute()
-        kept.mkdir(parents=True, exist_ok=True)
-        # tmp_path has a number of its own in each process of xdist, so not its name
-        test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
-        scheme = "dark" if dark else "light"
-        picture = kept / re.sub(r"[^\w.]+", "-", f"{test}-{width}-{scheme}.png")
+    if picture is not None:
         command.append(f"--screenshot={picture}")
     command.append(file.as_uri())
     shown = subprocess.run(command, capture_output=True, text=True)
     title = re.search(r"<title>(.*?)</title>", shown.stdout, re.DOTALL)[1]
     return html.unescape(title)
+
+
+def _picture(*, dark, width):
+    """Say where the picture of a window goes; None where none is asked for."""
+    screenshots = os.environ.get("PAGE_SCREENSHOTS")
+    if not screenshots:
+        return None
+    kept = Path(screenshots).absolute()
+    kept.mkdir(parents=True, exist_ok=True)
+    # tmp_path has a number of its own in each process of xdist, so not its name
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
+    scheme = "dark" if dark else "light"
+    return kept / re.sub(r"[^\w.]+", "-", f"{test}-{width}-{scheme}.png")

@@ -38,18 +38,26 @@ function faultsOf(window, document) {
       const range = document.createRange();
       range.setStart(node, word.index);
       range.setEnd(node, word.index + word[0].length);
-      const tops = [...range.getClientRects()].map((box) => Math.round(box.top));
+      // WebKit gives a box without a width where the line before the word ends.
+      const boxes = [...range.getClientRects()].filter((box) => box.width > 0);
+      const tops = boxes.map((box) => Math.round(box.top));
       if (Math.max(...tops) - Math.min(...tops) > 4) add("a broken word", node.data);
     }
   }
 
-  // ---- no line upon another one
-  lines.sort((one, other) => one.box.top - other.box.top);
-  lines.forEach(({node, box}, index) => {
-    for (const {node: otherNode, box: other} of lines.slice(index + 1)) {
-      if (other.top > box.bottom - 1.5) break;
+  // ---- no line upon another one; a font's box may be higher than its line, in WebKit
+  for (const line of lines) {
+    const lineHeight = parseFloat(window.getComputedStyle(line.parent).lineHeight);
+    const excess = Math.max(0, line.box.height - lineHeight) / 2 || 0;
+    line.top = line.box.top + excess;
+    line.bottom = line.box.bottom - excess;
+  }
+  lines.sort((one, other) => one.top - other.top);
+  lines.forEach(({node, box, bottom}, index) => {
+    for (const {node: otherNode, box: other, top, bottom: otherBottom} of lines.slice(index + 1)) {
+      if (top > bottom - 1.5) break;
       const width = Math.min(box.right, other.right) - Math.max(box.left, other.left);
-      const height = Math.min(box.bottom, other.bottom) - other.top;
+      const height = Math.min(bottom, otherBottom) - top;
       if (otherNode !== node && width > 1 && height > 1.5)
         add("upon each other", `${node.data} | ${otherNode.data}`);
     }

@@ -1,7 +1,7 @@
 """No page has a fault that a strict reader would name, whatever it is about.
 
 What is cut, upon each other, pale, without a unit or not comparable is read from what
-Chromium has laid out, over results that are drawn by a seed.
+the browser has laid out, over results that are drawn by a seed.
 """
 
 from datetime import datetime, timezone
