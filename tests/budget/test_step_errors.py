@@ -150,6 +150,7 @@ def test_what_runs_for_real_only_is_no_error_of_the_step():
     [
         (RuntimeError("Cannot access data pointer of Tensor (e.g. FakeTensor)"), True),
         (NotImplementedError("Cannot copy out of meta tensor; no data!"), True),
+        (RuntimeError("indices and values must have same nnz, but got nnz 0"), True),
         (RuntimeError("The size of tensor a (3) must match the size"), False),
         (TypeError("forward() missing 1 required positional argument"), False),
     ],

@@ -57,6 +57,7 @@ _WORDS_OF_LIMITS = (
     "subclass",
     "data-dependent",
     "sparse",
+    "same nnz",
     "symint",
 )
 """The same in messages of other types; of those seen with torch 2.13."""

@@ -202,6 +202,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not has_one_storage(tensor):
             parts = self._parts_of_sparse(tensor)
             return [number for part in parts for number in self.add(part, owner)]
+        if tensor._is_zerotensor():
+            # The tangent of what has none, in forward mode: nobody makes its storage.
+            return []
         storage = tensor.untyped_storage()
         if storage._cdata in self.live:
             return []
@@ -766,10 +769,14 @@ def _bytes_of_full_bags(func: OpOverload, args: Args) -> int:
     """
     if func is not _aten._embedding_bag_backward.default or args[8] != _MAXIMUM_OF_BAG:
         return 0
-    gradient, bag_sizes, rows_of_maxima = args[0], args[4], args[5]
-    full_bags = len(bag_sizes)
-    if not _is_fake(bag_sizes):
-        full_bags = int(torch.count_nonzero(bag_sizes))
+    gradient, words, offsets, rows_of_maxima = args[0], args[1], args[2], args[5]
+    padding = args[11] if len(args) > 11 else -1
+    full_bags = len(gradient)
+    if not _is_fake(words) and not _is_fake(offsets):
+        counted = (words != padding).cumsum(0)
+        counted = torch.nn.functional.pad(counted, (1, 0))
+        ends = torch.nn.functional.pad(offsets[1:], (0, 1), value=len(words))
+        full_bags = int(torch.count_nonzero(counted[ends] > counted[offsets]))
     row_bytes = gradient.itemsize + rows_of_maxima.itemsize
     width = gradient.shape[-1]
     return int(full_bags * (torch.int64.itemsize + width * row_bytes))

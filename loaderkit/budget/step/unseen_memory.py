@@ -109,6 +109,11 @@ def _add_unmeasured(
     if workspace is not None:
         high = max(high, workspace.held.high)
     log.holds_inside(tracked.position, Bounds(0, 0, high))
+    if tracked.name.startswith("prims::"):
+        # Parts of an operator that torch takes apart for fakes, and may not otherwise.
+        for number in tracked.numbers:
+            size = log.events[number].change
+            log.corrections.setdefault(number, Bounds(-size, 0, 0))
 
     is_recurrent = any(word in tracked.name for word in _RECURRENT)
     if is_recurrent and tracked.numbers:
