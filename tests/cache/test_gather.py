@@ -66,3 +66,60 @@ def test_a_batch_undoes_each_compressed_chunk_once_whatever_its_order():
 
     assert out.reshape(50, 2).tolist() == [[start, start + 1] for start in starts]
     assert rows.undone_chunks == list(range(10))
+
+
+def drawn_batch(rng, parts, mean_rows, values_of_parts):
+    """Draw samples of some parts, in any order, and say where their rows lie."""
+    part_of_sample = rng.integers(parts, size=30)
+    lengths = rng.integers(0, 2 * mean_rows, size=30)
+    starts = np.array(
+        [
+            rng.integers(len(values_of_parts[part]) - length + 1)
+            for part, length in zip(part_of_sample, lengths, strict=True)
+        ]
+    )
+    ranges_of_parts = []
+    for number in range(parts):
+        [positions] = (part_of_sample == number).nonzero()
+        ranges_of_parts.append(
+            PartRanges(
+                number,
+                starts[positions],
+                lengths[positions],
+                positions if parts > 1 else None,
+                shards=part_of_sample[positions],
+                unique_shards=[number],
+                has_single_rows=False,
+            )
+        )
+    samples = [
+        values_of_parts[part][start : start + length]
+        for part, start, length in zip(part_of_sample, starts, lengths, strict=True)
+    ]
+    return RowRanges(tuple(ranges_of_parts), lengths), samples
+
+
+@pytest.mark.parametrize("row_shape", [(), (2,), (11,)])
+@pytest.mark.parametrize("mean_rows", [3, 60, 350])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_are_those_that_slices_give_whichever_way_they_are_taken(
+    parts, mean_rows, row_shape
+):
+    rng = np.random.default_rng(mean_rows + parts)
+    for kept, wanted in (("u1", "u1"), ("u1", "i8"), ("f4", "f4"), ("i4", "i8")):
+        values = {
+            number: rng.integers(100, size=(2_000, *row_shape)).astype(kept)
+            for number in range(parts)
+        }
+        ranges, samples = drawn_batch(rng, parts, mean_rows, values)
+        expected = np.concatenate(samples).astype(wanted)
+        increments = rng.integers(50, size=30)
+        addends = increments.repeat(ranges.lengths)
+        shape = (ranges.total, *row_shape)
+
+        for out in (np.empty(shape, wanted), np.empty(shape[::-1], wanted).T):
+            gather(values, ranges, out)
+            assert np.array_equal(out, expected)
+
+            gather(values, ranges, out, increments)
+            assert np.array_equal(out.T, expected.T + addends)
