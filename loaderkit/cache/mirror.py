@@ -345,9 +345,19 @@ class Mirror:
         return manifest
 
     def _make_folders(self) -> None:
-        with writing(self.folder):
+        try:
             for folder in (self._leases, self._work / "locks"):
                 folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise not_written(self.folder, error) from error
+            reason = error.strerror or error
+            message = (
+                f"{self.storage.url} cannot be mirrored to {self._root}: {reason}."
+            )
+            why = "it is no folder that can be written to, or a link that leads nowhere"
+            fix = "mirror='/a/folder/on/local/disk'"
+            raise CacheError(message, why=why, fix=fix) from error
 
     def _copy_manifest(self) -> None:
         # The bytes of the store, which carry their own checksum.

@@ -90,6 +90,21 @@ def test_opening_reads_the_manifest_and_a_batch_its_shards(file_server, tmp_path
     assert set(faults.served) == {store.manifest.shards.files[1]}
 
 
+@pytest.mark.parametrize("leads_to", ["nowhere", "itself", "a file"])
+def test_a_mirror_that_can_be_no_folder_is_said_with_the_url(
+    packed, tmp_path, leads_to
+):
+    link = tmp_path / "mirror"
+    target = {"nowhere": tmp_path / "gone", "itself": link, "a file": __file__}
+    link.symlink_to(target[leads_to])
+
+    with pytest.raises(CacheError, match="cannot be mirrored to") as raised:
+        Store(RemoteCache(packed.as_uri(), mirror=link))
+
+    assert str(packed) in str(raised.value)
+    assert "mirror=" in raised.value.fix
+
+
 @pytest.mark.slow
 def test_a_shard_is_downloaded_once_for_all_processes(file_server, tmp_path):
     url, faults = file_server

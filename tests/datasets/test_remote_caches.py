@@ -663,6 +663,21 @@ def test_s3_end_to_end(folder, s3, tmp_path):
 
 @pytest.mark.needs("s3")
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["a b/Größe", "50%/%20+x/", "a?b#c*[d]", "x//y/../z"])
+def test_names_on_s3_are_taken_as_they_are(folder, s3, tmp_path, key):
+    """Also of two that differ in case alone, which share a mirror."""
+    other = tmp_path / "other"
+    pack(samples(first=500), other, workers=0, shard_bytes=SHARD_BYTES)
+    first_numbers = {f"s3://bucket/{key}Mol": 0, f"s3://bucket/{key}mol": 500}
+    for url, first in first_numbers.items():
+        push(other if first else folder, url, storage_options=s3)
+    for url, first in first_numbers.items():
+        dataset = open_cache(url, storage_options=s3, mirror=tmp_path / "m")
+        assert dataset[0]["n"] == first
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
 def test_keys_of_s3_that_may_only_read_are_told_from_those_that_may_write(
     folder, s3, tmp_path
 ):
