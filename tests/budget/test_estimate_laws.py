@@ -548,6 +548,21 @@ def test_the_sizes_of_bags_say_what_their_maxima_take(mode, padded, empty):
     assert estimated.peak == pytest.approx(truth, rel=1e-3)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("padded", [0, 200, 1000])
+def test_words_of_sparse_bags_that_are_padding_are_left_out(mode, padded):
+    model = MaximaOfBags(mode)
+    model.bag = nn.EmbeddingBag(300, 40, mode=mode, padding_idx=0, sparse=True)
+    words = torch.randint(1, 300, (1000,))
+    words[:padded] = 0
+    batch, step = (words, torch.arange(0, 1000, 5)), Step(optimizer=None)
+
+    estimated = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert estimated.low <= truth <= estimated.high
+
+
 class InTransforms(nn.Module):
     """A module that functions of torch.func call, with wrapped tensors."""
 
