@@ -22,6 +22,7 @@ Doubt: TypeAlias = Literal[
     "still starting up",
     "maybe another process",
     "fits into what malloc keeps",
+    "grows with malloc",
     "too few readings beside malloc",
 ]
 """Why growth that is significant and goes on is no leak yet."""
@@ -78,6 +79,15 @@ class CounterTrend(HasCard):
     def growth(self) -> float:
         """From the end of the warm-up to the last reading."""
         return self.values[-1] - self.start
+
+    def growth_since(self, epoch: float) -> float:
+        """From the first reading at an epoch or behind it to the last reading."""
+        since = [
+            value
+            for at, value in zip(self.epochs, self.values, strict=True)
+            if at >= epoch
+        ]
+        return since[-1] - since[0] if since else 0.0
 
     @property
     def judged_epochs(self) -> float:

@@ -485,10 +485,14 @@ def _held_back(
             counter.name == "anonymous"
             and counter.trend.rising
             and malloc is not None
+            and not malloc.trend.rising
             and not python_grows
-            and _stands_still(malloc, tolerance)
         ):
-            judged.append(_held_back_by_malloc(counter, _most_free(series, counter)))
+            most_free = _most_free(series, counter)
+            if _stands_still(malloc, tolerance):
+                judged.append(_held_back_by_malloc(counter, most_free))
+            else:
+                judged.append(_held_back_beside_malloc(counter, malloc, most_free))
         else:
             judged.append(counter)
     return judged
@@ -539,6 +543,27 @@ def _held_back_by_malloc(anonymous: CounterTrend, most_free: float) -> CounterTr
             more_epochs=_missing_readings(anonymous),
         )
     return anonymous
+
+
+def _held_back_beside_malloc(
+    anonymous: CounterTrend, malloc: CounterTrend, most_free: float
+) -> CounterTrend:
+    """Doubt growth of private memory that malloc's own growth explains.
+
+    A cache that fills up and is full then: malloc, which is exact, says that it has
+    grown and may have levelled off.  Pages come later than the pieces that lie in them,
+    so private memory still grows when malloc does not.  What maps memory by itself
+    grows beyond both, what malloc has taken and what it keeps free.
+    """
+    taken = malloc.growth_since(anonymous.epochs[anonymous.trend.warmup])
+    if anonymous.growth > max(0.0, taken) + most_free:
+        return anonymous
+    return _with_doubt(
+        anonymous,
+        "grows with malloc",
+        why="malloc took as much, and does not go on",
+        more_epochs=max(malloc.trend.more_epochs, _missing_readings(anonymous)),
+    )
 
 
 def _missing_readings(counter: CounterTrend) -> int:

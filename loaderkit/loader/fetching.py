@@ -18,7 +18,7 @@ from loaderkit.loader.missing_rows import (
     gives_truths,
 )
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
-from loaderkit.loader.users_errors import error_about
+from loaderkit.loader.users_errors import error_about, mend
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.missing_rows import RowChooser
 
 _NOTHING_TO_FILL = contextlib.nullcontext()
-_MEND_SAMPLE = "mend this sample, or leave it out; num_workers=0 to step through"
+_SAMPLE = "this sample, or leave it out"
 
 
 class BatchedSamples(Protocol):
@@ -121,7 +121,7 @@ def _read_samples(
         raise
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} could not be read: "
-        raise error_about(what, error, _MEND_SAMPLE) from error
+        raise error_about(what, error, mend(_SAMPLE)) from error
     return _read_one_by_one(dataset, rows)
 
 
@@ -150,8 +150,7 @@ def how_to_join(collate: Collate) -> str:
         # No code of the user ran, so it cannot be at fault.
         fix = "give the samples one shape; or collate_fn=... that joins them; or "
         return f"{fix}loaderkit.pack(dataset, path), whose batches are padded"
-    fix = f"mend {name_of_function(collate)}, or the samples; num_workers=0 to "
-    return f"{fix}step through"
+    return mend(f"{name_of_function(collate)}, or the samples")
 
 
 def transform_batch(
@@ -177,8 +176,10 @@ def transform_batch(
         raise
     except Exception as error:
         message = f"Joined, but not transformed: {which_batch}: "
-        fix = f"mend {name} for a whole batch, or call it sample by sample, as "
-        fix += "transform= of the dataset; num_workers=0 to step through"
+        fix = mend(
+            f"{name} for a whole batch, or call it sample by sample, as transform= of "
+            "the dataset"
+        )
         raise error_about(message, error, fix) from error
     if transformed is None:
         message = f"batch_transform {name} returned None for {which_batch}."
@@ -239,7 +240,7 @@ def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise error_about(what, error, _MEND_SAMPLE) from error
+        raise error_about(what, error, mend(_SAMPLE)) from error
     return samples
 
 

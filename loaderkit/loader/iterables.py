@@ -25,7 +25,7 @@ from loaderkit.loader.fetching import how_to_join, transform_batch
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
-from loaderkit.loader.users_errors import error_about
+from loaderkit.loader.users_errors import error_about, mend
 from loaderkit.randomness import Seeded, mix_seed
 from loaderkit.sending import SentWhole
 from loaderkit.units import count_of
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.loader.collating import Collate
-
-
-_MEND_DATASET = "mend the dataset; num_workers=0 to step through"
 
 
 def _continue_iterating(source: Iterator[Any]) -> Iterator[Any]:
@@ -204,7 +201,7 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
     def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
         """Return an iterator over the user's dataset that begins at a saved state."""
         with (
-            _naming_user_code("The dataset could not begin: ", _MEND_DATASET),
+            _naming_user_code("The dataset could not begin: ", mend("the dataset")),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
             source = self._restore_dataset(epoch, state)
@@ -350,7 +347,7 @@ class _WorkerBatches(Iterator[Delivery]):
         except Exception as error:
             count = self._number * size + len(self._rows)
             what = f"The dataset failed after {count_of(count, 'samples')}: "
-            raise error_about(what, error, _MEND_DATASET) from error
+            raise error_about(what, error, mend("the dataset")) from error
 
         rows = self._rows
         if rows and not (self._rule.drop_last and len(rows) < size):

@@ -14,6 +14,8 @@ import types
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import get_worker_info
+
 from loaderkit.errors import LoaderError
 from loaderkit.fixes import Fix
 from loaderkit.library_files import where_raised
@@ -41,6 +43,18 @@ def error_about(
         why = where_raised(error)
     what += f"{type(error).__name__}: {_text_of(error)}"
     return _build_error(ErrorContent.of(error), what, why, fix)
+
+
+def mend(what: str) -> str:
+    """Say that the user's code is to be mended, and from a worker how to look at it.
+
+    Args:
+        what: What is to be mended, and what else helps.
+    """
+    in_worker = get_worker_info() is not None
+    return (
+        f"mend {what}; num_workers=0 to step through" if in_worker else f"mend {what}"
+    )
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,73 @@ def test_where_malloc_grows_too_its_free_memory_excuses_nothing():
     assert overall(counters)[0] == LEAKING
 
 
+def readings_of_a_cache_that_fills(seed, epochs, mapped_per_epoch=0.0):
+    """Draw a cache with a bound, whose pages come later than its pieces."""
+    r = random.Random(seed)
+    rate, full_at = r.uniform(40, 900) * KIB, epochs * r.uniform(0.4, 0.75)
+    free, delay = r.uniform(0.3, 4) * MIB, r.uniform(0.5, 6)
+    times = range(epochs + 1)
+    taken = [rate * min(epoch, full_at) for epoch in times]
+    # Of what is given out again when the cache is full, some pages are new.
+    slower = r.uniform(0.2, 0.6)
+    touched = [
+        rate * min(max(0.0, epoch - delay), full_at - delay)
+        + min(slower * rate * max(0.0, epoch - full_at), free)
+        for epoch in times
+    ]
+    return {
+        "malloc": (times, [80 * MIB + size + 90.0 * r.random() for size in taken]),
+        "malloc_free": (times, [free] * len(times)),
+        "anonymous": (
+            times,
+            [
+                BASE + size + mapped_per_epoch * epoch + PAGE * r.randrange(2)
+                for epoch, size in zip(times, touched, strict=True)
+            ],
+        ),
+    }
+
+
+@pytest.mark.parametrize("epochs", [20, 30, 60])
+def test_pages_of_a_cache_that_is_full_are_no_leak(epochs):
+    for seed in range(60):
+        counters = judge_counters(readings_of_a_cache_that_fills(seed, epochs))
+
+        if not next(c for c in counters if c.name == "malloc").trend.rising:
+            assert overall(counters)[0] != LEAKING, seed
+
+
+def test_a_mapping_beside_a_cache_that_is_full_is_a_leak_in_the_end():
+    for seed in range(20):
+        epochs = 30
+        for _ in range(6):
+            readings = readings_of_a_cache_that_fills(seed, epochs, 2 * MIB)
+            verdict, more_epochs = overall(judge_counters(readings))
+            assert verdict != STEADY, seed
+            epochs += more_epochs
+
+        assert verdict == LEAKING, seed
+
+
+def test_a_run_with_a_full_cache_that_once_was_called_a_leak():
+    """As it was read of an ``lru_cache`` on a busy machine, in KiB."""
+    malloc = [91_258 + 200 * min(epoch, 20) for epoch in range(31)]
+    rising = [156_624 + 197 * epoch for epoch in range(16)]
+    late = [59_740, 59_776, 59_856, 59_952, 60_112, 60_148, 60_156, 60_176, 60_328]
+    anonymous = [156_500, *[156_516] * 4, *rising, *[100_000 + at for at in late]]
+    anonymous.append(160_364)
+    series = {
+        name: (range(31), [KIB * value for value in values])
+        for name, values in (("malloc", malloc), ("anonymous", anonymous))
+    }
+    series["malloc_free"] = (range(31), [700.0 * KIB] * 31)
+
+    counters = judge_counters(series)
+
+    assert private_memory(counters).doubt == "grows with malloc"
+    assert overall(counters)[0] == NEEDS_MORE
+
+
 @pytest.mark.slow
 @pytest.mark.needs("proc")
 def test_what_malloc_keeps_free_is_recorded_with_each_epoch():
