@@ -193,6 +193,9 @@ def _not_sent(error: Exception) -> LoaderError:
     why = "a batch is pickled to leave its worker, and something in it cannot be"
     fix = "return tensors without autograd (.detach()), and no functions, locks or "
     fix += "generators; or num_workers=0"
+    if isinstance(error, OSError | MemoryError):
+        why = "it is copied to shared memory, and the system gave none"
+        fix = "a smaller batch_size, fewer workers or num_workers=0"
     what = "A batch could not be sent from its worker: "
     not_sent = error_about(what, error, fix, why=why)
     not_sent.__cause__ = error

@@ -267,6 +267,30 @@ def test_a_batch_that_cannot_leave_its_worker_is_told(kind):
     assert len(list(build_loader(dataset, batch_size=2, collate_fn=list))) == 4
 
 
+def may_write_no_more_than_a_mebibyte(worker):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("proc")  # a segment of shared memory is a file of Linux
+def test_a_batch_that_the_system_has_no_shared_memory_for_is_told():
+    loader = build_loader(
+        MadeBy(lambda row: torch.ones(1_000_000)),
+        batch_size=2,
+        num_workers=1,
+        worker_init_fn=may_write_no_more_than_a_mebibyte,
+    )
+
+    with pytest.raises(LoaderError, match="File too large") as told:
+        list(loader)
+
+    assert isinstance(told.value, OSError)
+    assert "shared memory" in told.value.why
+    assert "batch_size" in told.value.fix
+
+
 STARTS_WITHOUT_FILES = """
 import os, resource, loaderkit
 from loaderkit.errors import LoaderError
