@@ -267,7 +267,7 @@ def test_a_batch_that_cannot_leave_its_worker_is_told(kind):
     assert len(list(build_loader(dataset, batch_size=2, collate_fn=list))) == 4
 
 
-def may_write_no_more_than_a_mebibyte(worker):
+def may_write_no_more_than_a_mebibyte(_worker):
     import resource
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
