@@ -25,6 +25,10 @@ class Setting:
     within: str = "{}"
     """The call that takes it, as code, with ``{}`` for where it stands."""
 
+    def written_in(self, dialect: Dialect) -> str:
+        """Write it as the user of a dialect would."""
+        return dialect.setting(self)
+
     def __str__(self) -> str:
         written = f"{self.name}={self.code or repr(self.value)}"
         return self.within.replace("{}", written)
@@ -39,6 +43,10 @@ class Pack:
     path: str = ""
     """The cache; empty for the one that the error is about."""
     options: tuple[Setting, ...] = ()
+
+    def written_in(self, dialect: Dialect) -> str:
+        """Write it as the user of a dialect would."""
+        return dialect.pack(self)
 
     def __str__(self) -> str:
         path = repr(self.path) if self.path else "path"
@@ -55,6 +63,10 @@ class Open:
     instead: bool = False
     """Whether a call that reads caches was given another path, and fails for it."""
 
+    def written_in(self, dialect: Dialect) -> str:
+        """Write it as the user of a dialect would."""
+        return dialect.open(self)
+
     def __str__(self) -> str:
         return f"open_cache({self.path!r})"
 
@@ -65,6 +77,10 @@ class Without:
 
     name: str
     """As Python has it."""
+
+    def written_in(self, dialect: Dialect) -> str:
+        """Write it as the user of a dialect would."""
+        return dialect.without(self)
 
     def __str__(self) -> str:
         return f"leave out {self.name}"
@@ -78,6 +94,10 @@ class Either:
     """In a program."""
     command: str
     """On a command line."""
+
+    def written_in(self, dialect: Dialect) -> str:
+        """Write it as the user of a dialect would."""
+        return dialect.either(self)
 
     def __str__(self) -> str:
         return self.code
@@ -156,18 +176,7 @@ class Fix:
 
     def text(self, dialect: Dialect) -> str:
         """Write it as the user of a dialect would."""
-        return "".join(_write(part, dialect) for part in self.parts)
-
-
-def _write(part: Part, dialect: Dialect) -> str:
-    if isinstance(part, Setting):
-        return dialect.setting(part)
-    if isinstance(part, Without):
-        return dialect.without(part)
-    if isinstance(part, Pack):
-        return dialect.pack(part)
-    if isinstance(part, Open):
-        return dialect.open(part)
-    if isinstance(part, Either):
-        return dialect.either(part)
-    return part
+        return "".join(
+            part if isinstance(part, str) else part.written_in(dialect)
+            for part in self.parts
+        )
