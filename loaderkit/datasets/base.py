@@ -293,21 +293,36 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def __iter__(self) -> Iterator[T]:
         return (self[row] for row in range(len(self)))
 
+    def __contains__(self, sample: object) -> bool:
+        row = self._row_of_key(sample) if isinstance(sample, str) else None
+        if row is not None and self[row] != sample:
+            message = f"{sample!r} is the key of a sample, and no sample."
+            why = "a dataset holds samples, and this would compare each of them with it"
+            raise OptionError(message, why=why, fix=f"{sample!r} in dataset.keys()")
+        return any(other is sample or other == sample for other in self)
+
     def _key_for_a_field(self, name: str) -> DatasetError | None:
         """Say that a text is the key of a sample, where a field was asked for by it."""
-        if not self._has_own_load():
+        row = self._row_of_key(name)
+        if row is None:
             return None
-        texts = list(map(key_text, self._list_keys()))
-        if name not in texts:
-            return None
-        # A part of the dataset has rows of its own, and perhaps not that sample.
-        cached_rows = self._rows_in_cache(np.arange(len(self))).tolist()
-        if texts.index(name) not in cached_rows:
-            return None
-        row = cached_rows.index(texts.index(name))
         message = f"{name!r} is the key of a sample, and was asked for as a field."
         why = "dataset[text] gathers a field of all samples; samples have rows"
         return DatasetError(message, why=why, fix=f"dataset[{row}]")
+
+    def _row_of_key(self, text: str) -> int | None:
+        """Find the row of a sample by its key; None where there is no such key."""
+        if not self._has_own_load():
+            return None
+        texts = list(map(key_text, self._list_keys()))
+        if text not in texts:
+            return None
+        # A part of the dataset has rows of its own, and perhaps not that sample.
+        cached_rows = self._rows_in_cache(np.arange(len(self))).tolist()
+        if texts.index(text) not in cached_rows:
+            return None
+        row: int = cached_rows.index(texts.index(text))
+        return row
 
     def column(self, name: str) -> Any:
         """Gather one field of all samples, whole, as the cache has it.

@@ -15,7 +15,7 @@ import loaderkit
 from loaderkit.cli.main import main
 from loaderkit.datasets.fingerprint import fingerprint_of, key_in_code, key_text
 from loaderkit.datasets.pack_options import PackOptions
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, OptionError
 
 
 class _Color(enum.Enum):
@@ -184,3 +184,24 @@ def test_a_key_that_is_asked_for_as_a_field_is_told_with_its_row(
     for dataset, text in ((drinks, "milk"), (drinks[[0]], "mate")):
         with pytest.raises(DatasetError, match="has no field"):
             dataset[text]
+
+
+class _Letters(_Drinks):
+    def load(self, key: str) -> Any:
+        return key.upper() if key == "mate" else key
+
+
+def test_a_key_that_is_looked_for_among_the_samples_is_told(tmp_path: Path) -> None:
+    drinks = _Drinks(cache=tmp_path / "data.lk", packing=_ONE_PROCESS)
+
+    with pytest.raises(OptionError, match="'mate' is the key of a") as caught:
+        "mate" in drinks  # noqa: B015
+    assert eval(caught.value.fix, {"dataset": drinks}) is True
+    assert "milk" not in drinks
+    assert {"x": torch.tensor(3)} in drinks
+
+    letters = _Letters(cache=tmp_path / "letters.lk", packing=_ONE_PROCESS)
+    assert "MATE" in letters
+    assert "tea" in letters  # a sample that is its own key
+    with pytest.raises(OptionError, match="'mate' is the key of a"):
+        "mate" in letters  # noqa: B015
