@@ -316,3 +316,24 @@ def test_an_exit_value_is_a_status(program):
 @pytest.mark.parametrize("program", ["renderer", "worker", "container"])
 def test_a_headline_tells_what_ended(program):
     assert unread([f"{program} process OOM"]) == []
+
+
+ONCE_IN_A_WHILE = (
+    "Once in a while the loader ran out of memory while 95 GiB were free, which was "
+    "hardly seen before. {words}. Once in a while the loader was killed by the OOM "
+    "killer although only 27 GB had been reserved, which was never seen before on "
+    "machine 6414."
+)
+SEEN_BY_NOBODY = (
+    "It was seen by nobody who looked at the machines of the other rooms, and by none "
+    "of those who did not look, nor by those who were there before, or came later on"
+)
+
+
+@pytest.mark.parametrize("first", range(60, len(SEEN_BY_NOBODY), 12))
+def test_the_middle_of_a_long_line_is_not_its_beginning(first):
+    """Of a long line a window is looked at, which may begin at "loader ran out"."""
+    for length in range(first, first + 12):
+        text = ONCE_IN_A_WHILE.format(words=SEEN_BY_NOBODY[:length])
+
+        assert read_message(text).is_oom is False, length

@@ -88,11 +88,13 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "after": lambda text, phrase, _: text[phrase.end : phrase.end + _REACH],
     "whole": lambda text, phrase, _: text[phrase.start : phrase.end + _REACH],
     "sentence": lambda text, _, sentence: text[sentence.start : sentence.end],
-    "line": lambda text, phrase, _: text[_line_start(text, phrase) : phrase.start],
+    "line": lambda text, phrase, _: _line_before(text, phrase),
     "above": lambda text, _, sentence: text[
         max(0, sentence.start - _REACH) : sentence.start
     ],
-    "row": lambda text, phrase, _: text[slice(*line_around(text, phrase))],
+    "row": lambda text, phrase, _: (
+        _line_before(text, phrase) + _line_from(text, phrase)
+    ),
     "beside": lambda text, phrase, _: _neighbouring_lines(text, phrase),
     "quoted": lambda text, phrase, _: _behind_quotation(text, phrase),
     "block": lambda text, phrase, _: _block(text, phrase),
@@ -150,6 +152,29 @@ def line_around(text: str, phrase: Span) -> Span:
     end = min(len(text), phrase.end + _REACH)
     line_end = text.find("\n", phrase.end, end)
     return Span(_line_start(text, phrase), end if line_end < 0 else line_end)
+
+
+_CUT = "\N{CYRILLIC LETTER MULTIOCULAR O}"
+"""Stands where a line goes on: a letter that no pattern names, so that none takes the
+middle of a long line for its beginning or its end."""
+
+
+def _line_before(text: str, phrase: Span) -> str:
+    r"""Give what stands before some words in their line.
+
+    >>> _line_before("It died.\nOut of memory", Span(16, 22))
+    'Out of '
+    """
+    start = _line_start(text, phrase)
+    is_whole = start == 0 or text[start - 1] == "\n"
+    return text[start : phrase.start] if is_whole else _CUT + text[start : phrase.start]
+
+
+def _line_from(text: str, phrase: Span) -> str:
+    """Give some words, and what stands behind them in their line."""
+    end = line_around(text, phrase).end
+    is_whole = end == len(text) or text[end] == "\n"
+    return text[phrase.start : end] if is_whole else text[phrase.start : end] + _CUT
 
 
 _SHOWN_BY_A_TRACEBACK = re.compile(
