@@ -367,6 +367,17 @@ def test_so_it_is_where_storages_are_reused_cast_or_sparse(family, seed):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
+def check_tracked_peak(drawn):
+    """Measure a step, and find its peak where the estimate says that it is."""
+    estimated = estimate(drawn.model, drawn.batch, drawn.step)
+
+    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
+    assert estimated.method == "tracked"
+    assert estimated.low <= truth <= estimated.high
+    if estimated.exact:
+        assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "seed"),
@@ -381,15 +392,7 @@ def test_so_it_is_where_storages_are_reused_cast_or_sparse(family, seed):
     ],
 )
 def test_so_it_is_for_whole_models(family, seed):
-    drawn = draw_model_step(seed, family)
-
-    estimated = estimate(drawn.model, drawn.batch, drawn.step)
-
-    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
-    assert estimated.method == "tracked"
-    assert estimated.low <= truth <= estimated.high
-    if estimated.exact:
-        assert estimated.peak == pytest.approx(truth, rel=0.005)
+    check_tracked_peak(draw_model_step(seed, family))
 
 
 @pytest.mark.slow
@@ -402,15 +405,7 @@ def test_so_it_is_for_whole_models(family, seed):
     ],
 )
 def test_so_it_is_for_the_breadth_of_the_libraries(kind, seed):
-    drawn = draw_zoo_step(seed, kind)
-
-    estimated = estimate(drawn.model, drawn.batch, drawn.step)
-
-    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
-    assert estimated.method == "tracked"
-    assert estimated.low <= truth <= estimated.high
-    if estimated.exact:
-        assert estimated.peak == pytest.approx(truth, rel=0.005)
+    check_tracked_peak(draw_zoo_step(seed, kind))
 
 
 @pytest.mark.parametrize(
@@ -433,15 +428,7 @@ def test_so_it_is_for_the_breadth_of_the_libraries(kind, seed):
     ],
 )
 def test_so_it_is_for_options_that_are_seldom_chosen(kind, seed):
-    drawn = draw_option_step(seed, kind)
-
-    estimated = estimate(drawn.model, drawn.batch, drawn.step)
-
-    truth = max(measure_step(drawn.model, drawn.batch, drawn.step).values())
-    assert estimated.method == "tracked"
-    assert estimated.low <= truth <= estimated.high
-    if estimated.exact:
-        assert estimated.peak == pytest.approx(truth, rel=0.005)
+    check_tracked_peak(draw_option_step(seed, kind))
 
 
 class Clustered(nn.Module):
