@@ -162,17 +162,19 @@ def readings_of_a_cache_that_fills(seed, epochs, mapped_per_epoch=0.0):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [20, 30, 60])
 def test_pages_of_a_cache_that_is_full_are_no_leak(epochs):
-    for seed in range(60):
+    for seed in range(12):
         counters = judge_counters(readings_of_a_cache_that_fills(seed, epochs))
 
         if not next(c for c in counters if c.name == "malloc").trend.rising:
             assert overall(counters)[0] != LEAKING, seed
 
 
+@pytest.mark.slow
 def test_a_mapping_beside_a_cache_that_is_full_is_a_leak_in_the_end():
-    for seed in range(20):
+    for seed in range(6):
         epochs = 30
         for _ in range(6):
             readings = readings_of_a_cache_that_fills(seed, epochs, 2 * MIB)
