@@ -350,7 +350,7 @@ class Mirror:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             if error.errno in _NO_SPACE:
-                raise not_written(self.folder, error) from error
+                raise self._not_mirrored(self.folder, error) from error
             reason = error.strerror or error
             message = (
                 f"{self.storage.url} cannot be mirrored to {self._root}: {reason}."
@@ -377,8 +377,15 @@ class Mirror:
         Raises:
             CacheError: It cannot be written.
         """
+        partial = self._work / f"{file.name}{_PARTIAL}"
         with self._whole_folder_locked():
-            write_text(file, text, partial=self._work / f"{file.name}{_PARTIAL}")
+            try:
+                write_text(file, text, partial=partial)
+            except CacheError as error:
+                if not isinstance(error.__cause__, OSError):
+                    raise
+                cause = error.__cause__
+                raise self._not_mirrored(file, cause) from cause
 
     def _read_file(self, name: str, most_bytes: int) -> bytes:
         try:
@@ -478,7 +485,7 @@ class Mirror:
                 if is_sound:
                     os.fsync(file.fileno())
         except OSError as error:
-            raise not_written(partial, error) from error
+            raise self._not_mirrored(partial, error) from error
         if not is_sound:
             with writing(partial):
                 remove(partial)
@@ -639,9 +646,17 @@ class Mirror:
                 raise CacheError(message, why=why, fix=fix) from error
             yield
 
+    def _not_mirrored(self, file: Path, error: OSError) -> CacheError:
+        """Say that something could not be written to the mirror, and what it is of."""
+        of_file = not_written(file, error)
+        why = of_file.why.replace("; finished shards are kept", "")
+        fix = "mirror='/a/folder/on/local/disk', which has room and is yours"
+        why += f"; it is to mirror {self.storage.url}"
+        return CacheError(of_file.what, why=why, fix=fix)
+
     def _disk_full(self, described: ShardFile, error: OSError) -> CacheError:
         if error.errno not in _NO_SPACE:
-            return not_written(self.folder / described.file, error)
+            return self._not_mirrored(self.folder / described.file, error)
         message = (
             f"{self.folder / described.file} could not be written: {error.strerror}."
         )

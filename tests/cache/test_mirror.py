@@ -4,6 +4,7 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -103,6 +104,37 @@ def test_a_mirror_that_can_be_no_folder_is_said_with_the_url(
 
     assert str(packed) in str(raised.value)
     assert "mirror=" in raised.value.fix
+
+
+def read_where_files_are_short(url, mirror, longest_bytes, results):
+    """Read a cache in a process whose files may have so many bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest_bytes, longest_bytes))
+    try:
+        store = Store(RemoteCache(url, mirror=mirror, patience=QUICK))
+        results.put(str(read_labels(store, range(len(store)))))
+    except CacheError as error:
+        results.put(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("proc")
+def test_a_mirror_that_cannot_be_written_to_is_said_with_the_url(packed, tmp_path):
+    """Of every file in turn: locks and notes, the manifest, the shards."""
+    results, answers = FORK.SimpleQueue(), []
+    for longest_bytes in (0, 10, 100, 1_000, 10_000, 10**7):
+        mirror = tmp_path / f"m{longest_bytes}"
+        arguments = (packed.as_uri(), mirror, longest_bytes, results)
+        child = FORK.Process(target=read_where_files_are_short, args=arguments)
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        answers.append(results.get())
+
+    *errors, labels = answers
+    assert labels == str([*range(SHARDS * SAMPLES)])
+    for error in errors:
+        assert str(packed) in error
+        assert "mirror=" in error
 
 
 @pytest.mark.slow
