@@ -399,13 +399,13 @@ def with_article(name: str) -> str:
     return f"{'An' if is_vowel else 'A'} {name}"
 
 
-def within_sentence(words: str) -> str:
-    """Write what begins a sentence as it stands within one.
+def with_small_article(name: str) -> str:
+    """Put "a" or "an" before the name of a class, within a sentence.
 
-    >>> within_sentence(with_article("Subset")), within_sentence(with_article("int"))
+    >>> with_small_article("Subset"), with_small_article("int")
     ('a Subset', 'an int')
     """
-    return words[:1].lower() + words[1:]
+    return f"a{with_article(name)[1:]}"
 
 
 def kind_of(value: object) -> str:
@@ -415,7 +415,7 @@ def kind_of(value: object) -> str:
     ('an int', 'a str', 'None')
     """
     name = type(value).__name__
-    return "None" if value is None else within_sentence(with_article(name))
+    return "None" if value is None else with_small_article(name)
 
 
 def show_value(value: object) -> str:

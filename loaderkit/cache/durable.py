@@ -48,16 +48,22 @@ def not_written(file: Path, error: OSError) -> CacheError:
      '  fix: free the space (or choose another folder) and run the same again']
     """
     message = f"{file} could not be written: {error.strerror or error}."
+    why = f"{why_not_written(error)}; finished shards are kept"
+    fix = "run the same again; if it fails again, choose another disk"
     if error.errno in _NO_SPACE:
-        why = "the disk, or your share of it, is full; finished shards are kept"
         fix = "free the space (or choose another folder) and run the same again"
     elif error.errno in NOT_ALLOWED:
-        why = "the folder is not writable; finished shards are kept"
         fix = "choose a cache folder that you may write to"
-    else:
-        why = "the disk or the network file system failed; finished shards are kept"
-        fix = "run the same again; if it fails again, choose another disk"
     return CacheError(message, why=why, fix=fix)
+
+
+def why_not_written(error: OSError) -> str:
+    """Say why something could not be written."""
+    if error.errno in _NO_SPACE:
+        return "the disk, or your share of it, is full"
+    if error.errno in NOT_ALLOWED:
+        return "the folder is not writable"
+    return "the disk or the network file system failed"
 
 
 def write_file(partial: Path, write: Callable[[BinaryIO], None]) -> None:

@@ -234,9 +234,16 @@ def gather(
     """
     if not ranges.total or not out.size:
         return
-    if not _are_slices_faster(values_of_parts, ranges, out, add):
+    if _are_slices_faster(values_of_parts, ranges, out, add):
+        _copy_slices(values_of_parts, ranges, out, add)
+    else:
         _gather_by_index(values_of_parts, ranges, out, add)
-    elif add is not None:
+
+
+def _copy_slices(
+    values_of_parts: PartValues, ranges: RowRanges, out: NDArray[Any], add: Ints | None
+) -> None:
+    if add is not None:
         _gather_slices_and_add(values_of_parts, ranges, out, add)
     elif out.flags.c_contiguous:
         _gather_slices(values_of_parts, ranges, out)
@@ -258,10 +265,11 @@ def gather_from_array(
         out: As for ``gather``.
         add: As for ``gather``.
     """
-    samples = len(ranges.lengths)
-    if samples < FEWEST_SAMPLES or _are_runs_long(ranges, out, add):
-        gather({ranges.parts[0].number: values}, ranges, out, add)
-    elif out.size:
+    if not out.size:
+        return
+    if len(ranges.lengths) < FEWEST_SAMPLES or _are_runs_long(ranges, out, add):
+        _copy_slices({ranges.parts[0].number: values}, ranges, out, add)
+    else:
         _take(values, ranges, out, add)
 
 

@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import filelock
 
-from loaderkit.cache.durable import not_written, publish, remove, write_text, writing
+from loaderkit.cache.durable import (
+    publish,
+    remove,
+    why_not_written,
+    write_text,
+    writing,
+)
 from loaderkit.cache.files import digest_of, find_manifest, load_sources, unreadable
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
@@ -648,11 +654,10 @@ class Mirror:
 
     def _not_mirrored(self, file: Path, error: OSError) -> CacheError:
         """Say that something could not be written to the mirror, and what it is of."""
-        of_file = not_written(file, error)
-        why = of_file.why.replace("; finished shards are kept", "")
+        message = f"{file} could not be written: {error.strerror or error}."
+        why = f"{why_not_written(error)}; it is to mirror {self.storage.url}"
         fix = "mirror='/a/folder/on/local/disk', which has room and is yours"
-        why += f"; it is to mirror {self.storage.url}"
-        return CacheError(of_file.what, why=why, fix=fix)
+        return CacheError(message, why=why, fix=fix)
 
     def _disk_full(self, described: ShardFile, error: OSError) -> CacheError:
         if error.errno not in _NO_SPACE:

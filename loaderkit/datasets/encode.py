@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from loaderkit.arguments import kind_of, with_article, within_sentence
+from loaderkit.arguments import kind_of, with_small_article
 from loaderkit.datasets.classes import private_names
 from loaderkit.datasets.column_names import distinct_names, join_path
 from loaderkit.datasets.containers import UnstorableValueError, stored_class_name
@@ -408,7 +408,7 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
 def _refused_subclass(
     path: str, value: object, base: type, call: str = ""
 ) -> DatasetError:
-    plain = within_sentence(with_article(base.__name__))
+    plain = with_small_article(base.__name__)
     why = f"{plain} would come back, and not {kind_of(value)}"
     fix = f"store {call or base.__name__}(x)"
     if isinstance(value, enum.Enum):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from loaderkit.arguments import kind_of, show_value, with_article, within_sentence
+from loaderkit.arguments import kind_of, show_value, with_small_article
 from loaderkit.dataset_protocol import as_cached
 from loaderkit.errors import LoaderError, LoaderkitError, OptionError
 from loaderkit.loader.stateful import length_of
@@ -135,7 +135,7 @@ def error_of_no_row(
     if not not_numbers:
         return None
     wrong = not_numbers[0]
-    name = within_sentence(with_article(chooser.name))
+    name = with_small_article(chooser.name)
     message = f"The {chooser.option}, {name}, gave {show_value(wrong)} as a row."
     fix = f"{chooser.option}=range(len(dataset)), or other numbers of rows"
     if _is_truth(wrong):
@@ -192,7 +192,7 @@ def _tell_of_sampler(
     missing = _first_missing(rows, samples)
     if chooser is None or samples is None or missing is None:
         return None
-    name = within_sentence(with_article(chooser.name))
+    name = with_small_article(chooser.name)
     what = f"The {chooser.option}, {name}, gave row {missing:,} of a dataset of "
     what += count_of(samples, "samples")
     why = chooser.origin or "it was probably made for another dataset"

@@ -12,14 +12,14 @@ import numpy as np
 from loaderkit.leaks.census import containers_in, item_count
 from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import (
+    EPOCHS_AN_ITEM,
+    MOST_WEIGHED,
     describe_items,
-    last_items,
     newest_of,
     pattern_of,
-    with_keys,
+    weigh_item,
 )
 from loaderkit.leaks.growth import Growth
-from loaderkit.leaks.retained import retained_bytes
 from loaderkit.memory.holders import holders_of
 from loaderkit.memory.tensors import is_a
 
@@ -29,18 +29,10 @@ if TYPE_CHECKING:
     from loaderkit.leaks.census import Heap
     from loaderkit.leaks.finders.evidence import HeapEvidence
 
-_EPOCHS_AN_ITEM = 12
-"""Epochs in which a container that is looked at has grown by an item: a snapshot every
-tenth epoch is a leak too."""
 _FEWEST_ITEMS = 2
 """In a short run; one item more may be the last batch, which a variable holds."""
-_MOST_WEIGHED = 300
-"""Containers that are weighed, those that grew by the most items."""
 _MOST_NAMED = 6
 """Containers whose holders are looked for, the heaviest."""
-_MOST_SIBLINGS = 20_000
-"""Items of a container, the newest, that do not weigh for each other.  Chosen: ten
-times the objects that are looked at below one item."""
 
 
 class _GrownContainer(NamedTuple):
@@ -66,7 +58,7 @@ def find_grown_containers(evidence: HeapEvidence) -> list[Growth]:
     """
     grown = _grown_containers(evidence)
     grown.sort(key=lambda row: -row.more_items)
-    weighed = [_weigh_growth(row, evidence) for row in grown[:_MOST_WEIGHED]]
+    weighed = [_weigh_growth(row, evidence) for row in grown[:MOST_WEIGHED]]
     weighed.sort(key=lambda row: -row.bytes_per_epoch)
     # What this search keeps would be found to hold the containers, too.
     ignore = [grown, weighed, *evidence.heap.lists]
@@ -83,7 +75,7 @@ def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
     The arrays are let go of on return: what a running function has would be taken for
     something that the user keeps.
     """
-    fewest = max(_FEWEST_ITEMS, evidence.epochs / _EPOCHS_AN_ITEM)
+    fewest = max(_FEWEST_ITEMS, evidence.epochs / EPOCHS_AN_ITEM)
     containers = containers_in(evidence.heap)
     ids = np.fromiter(map(id, containers), np.int64, len(containers))
     lengths = np.fromiter(map(item_count, containers), np.int64, len(containers))
@@ -99,12 +91,7 @@ def _weigh_growth(grown: _GrownContainer, evidence: HeapEvidence) -> _WeighedCon
     container, more_items = grown
     epochs = evidence.epochs
     newest = newest_of(container)
-    item_bytes = retained_bytes(
-        with_keys(container, newest),
-        container,
-        sibling_ids=frozenset(map(id, last_items(container, _MOST_SIBLINGS))),
-        older_ids=evidence.older_ids,
-    )
+    item_bytes = weigh_item(container, newest, evidence.older_ids)
     return _WeighedContainer(
         container=container,
         newest=newest,

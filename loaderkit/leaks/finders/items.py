@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from loaderkit.leaks.census import item_count
+from loaderkit.leaks.retained import retained_bytes
 from loaderkit.memory.tensors import (
     describe,
     is_a,
@@ -28,10 +29,19 @@ from loaderkit.memory.tensors import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from loaderkit.leaks.patterns import PatternName
     from loaderkit.memory.holder import Holder
 
+EPOCHS_AN_ITEM = 12
+"""Epochs in which a container that is looked at has grown by an item: a snapshot every
+tenth epoch is a leak too."""
+MOST_WEIGHED = 300
+"""Containers that are weighed, those that grew by the most items."""
+_MOST_SIBLINGS = 20_000
+"""Items of a container, the newest, that do not weigh for each other.  Chosen: ten
+times the objects that are looked at below one item."""
 _SAMPLED_ITEMS = 6
 """Items of a container that are weighed: the newest."""
 _SAMPLING_STEP = 4
@@ -84,6 +94,25 @@ def last_items(container: Any, most: int) -> list[Any]:
     with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
         return list(itertools.islice(_from_end(container), most))
     return []
+
+
+def weigh_item(container: Any, newest: list[Any], older_ids: AbstractSet[int]) -> int:
+    """Weigh an item of a container by those that came last.
+
+    Args:
+        container: A list, dict, set or deque.
+        newest: From :func:`newest_of`.
+        older_ids: ``id`` of what was alive before they came.
+
+    Returns:
+        Bytes that one item alone keeps, on average.
+    """
+    return retained_bytes(
+        with_keys(container, newest),
+        container,
+        sibling_ids=frozenset(map(id, last_items(container, _MOST_SIBLINGS))),
+        older_ids=older_ids,
+    )
 
 
 def with_keys(container: Any, newest: list[Any]) -> list[Any]:

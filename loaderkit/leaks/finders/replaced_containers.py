@@ -8,14 +8,14 @@ import numpy as np
 
 from loaderkit.leaks.census import containers_in, item_count
 from loaderkit.leaks.finders.items import (
+    EPOCHS_AN_ITEM,
+    MOST_WEIGHED,
     describe_items,
-    last_items,
     newest_of,
     pattern_of,
-    with_keys,
+    weigh_item,
 )
 from loaderkit.leaks.growth import Growth
-from loaderkit.leaks.retained import retained_bytes
 from loaderkit.memory.holders import holders_of
 
 if TYPE_CHECKING:
@@ -25,12 +25,8 @@ _LEAST_SHARE = 0.8
 _MOST_SHARE = 1.2
 """Of all that grew since the run began, which such a container holds.  Chosen: rates
 are known to some percent, and an item that was there before is a share, too."""
-_EPOCHS_AN_ITEM = 12
 _FEWEST_ITEMS = 3
-"""As in ``grown_containers``, and one more: of two items are many containers."""
-_MOST_WEIGHED = 300
-_MOST_SIBLINGS = 20_000
-"""As in ``grown_containers``."""
+"""One more than in ``grown_containers``: of two items are many containers."""
 
 
 def find_replaced_containers(evidence: HeapEvidence) -> list[Growth]:
@@ -77,7 +73,7 @@ def find_replaced_containers(evidence: HeapEvidence) -> list[Growth]:
 
 def _other_containers(evidence: HeapEvidence, epochs: int) -> list[Any]:
     """List containers that the census does not have as they are, the longest first."""
-    fewest = max(_FEWEST_ITEMS, epochs / _EPOCHS_AN_ITEM)
+    fewest = max(_FEWEST_ITEMS, epochs / EPOCHS_AN_ITEM)
     containers = containers_in(evidence.heap)
     ids = np.fromiter(map(id, containers), np.int64, len(containers))
     lengths = np.fromiter(map(item_count, containers), np.int64, len(containers))
@@ -88,15 +84,10 @@ def _other_containers(evidence: HeapEvidence, epochs: int) -> list[Any]:
         if int(ids[index]) not in evidence.ignored_ids
     ]
     chosen.sort(key=lambda index: -int(lengths[index]))
-    return [containers[index] for index in chosen[:_MOST_WEIGHED]]
+    return [containers[index] for index in chosen[:MOST_WEIGHED]]
 
 
 def _bytes_in(container: Any, evidence: HeapEvidence) -> int:
     """Weigh a container by its newest items."""
-    item_bytes = retained_bytes(
-        with_keys(container, newest_of(container)),
-        container,
-        sibling_ids=frozenset(map(id, last_items(container, _MOST_SIBLINGS))),
-        older_ids=evidence.older_ids,
-    )
-    return item_bytes * item_count(container)
+    newest = newest_of(container)
+    return weigh_item(container, newest, evidence.older_ids) * item_count(container)
