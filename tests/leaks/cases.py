@@ -90,7 +90,7 @@ class Rows(torch.utils.data.Dataset):
 # ---- leaks
 
 
-@leak("worker 0 of the DataLoader over Rows", source="pytorch#62066, pytorch#13246")
+@leak("of the DataLoader over Rows", source="pytorch#62066, pytorch#13246")
 def persistent_worker_keeps_items():
     loader = DataLoader(
         Rows(keep=True), batch_size=4, num_workers=2, persistent_workers=True
