@@ -24,8 +24,19 @@ from log_styles import (
     wrap,
 )
 from test_message_laws import REPORTS, draw_logged
+from test_message_neighbours import (
+    MOST_CHANGED as MOST_OTHER_VERDICTS,
+)
+from test_message_neighbours import (
+    MOST_LOST,
+    MOST_TAKEN,
+    count_taken,
+    draw_between,
+    draw_paragraphs,
+)
 from torch_settings import ask_torch, is_accepted
 
+from loaderkit.budget.diagnosis.judge import judge
 from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
 from loaderkit.budget.environment.allocator_conf import read_allocator_settings
 from loaderkit.budget.environment.allocator_settings import UNIFIED
@@ -109,6 +120,30 @@ def test_another_unit_states_the_same_amounts(form, capsys):
         print(f"\n{form}: {len(REPORTS)} texts, {len(changed)} changed")
     # Amounts of 5 MB are "0.0 GiB", and two wordings know GB alone.
     assert len(changed) <= MOST_CHANGED["wrapped and prefixed"] * len(REPORTS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_look_alikes_side_by_side_report_nothing(seed, capsys):
+    taken = count_taken(draw_paragraphs(seed, EXAMPLES))
+
+    with capsys.disabled():
+        print(f"\nseed {seed}: {EXAMPLES} paragraphs of look-alikes, {taken} taken")
+    assert taken <= 2 * MOST_TAKEN * EXAMPLES
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_report_between_look_alikes_stays_one(seed, capsys):
+    lost = changed = 0
+    for report, text in draw_between(seed, EXAMPLES):
+        alone, beside = read_message(report), read_message(text)
+        lost += alone.is_oom is True and beside.is_oom is False
+        changed += judge(beside).verdict != judge(alone).verdict
+
+    with capsys.disabled():
+        print(f"\nseed {seed}: {EXAMPLES} between look-alikes, {lost} lost, ", end="")
+        print(f"{changed} with another verdict")
+    assert lost <= MOST_LOST * EXAMPLES
+    assert changed <= MOST_OTHER_VERDICTS * EXAMPLES
 
 
 @pytest.mark.parametrize("number", SEEDS)

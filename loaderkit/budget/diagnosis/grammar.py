@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.diagnosis.amounts import SAID, Amount, find_amounts
-from loaderkit.budget.diagnosis.evidence import weigh_evidence
+from loaderkit.budget.diagnosis.evidence import is_prose, weigh_evidence
 from loaderkit.budget.diagnosis.folding import FoldedText
 from loaderkit.budget.diagnosis.lexicon import (
     ANY_DEVICE,
@@ -83,7 +83,9 @@ class Exhaustion:
     end: int
     """Where it ends."""
     region: tuple[int, int]
-    """The part of the text that its amounts may stand in."""
+    """The part of the text that may belong to it."""
+    stated: str
+    """The words of that part which state something, without prose and other errors."""
     is_guess: bool = False
     """Whether the text itself only guesses so."""
 
@@ -115,6 +117,11 @@ class _Clue:
         return sentence_around(self.text, Span(self.start, self.end))
 
     @functools.cached_property
+    def message(self) -> Span:
+        """The sentence, and those beside it that were printed with it."""
+        return message_around(self.text, self._sentence)
+
+    @functools.cached_property
     def mood(self) -> Mood | None:
         """What the sentence does with the phrase, if that is known to be no report."""
         return find_mood(
@@ -132,6 +139,7 @@ class _Clue:
             self.text,
             self.spoken or Span(self.start, self.end),
             Span(begin, min(end, len(self.text))),
+            is_scattered=self.is_loose,
         )
 
     @functools.cached_property
@@ -144,14 +152,20 @@ class _Clue:
         begin, _ = self.sentence()
         return begin, min(len(self.text), self.end + _BEHIND)
 
+    @functools.cached_property
+    def stated(self) -> str:
+        """The sentence and what is stated behind it, without the prose between."""
+        begin, end = self.sentence()
+        return self.text[begin:end] + statements_behind(self.text, end)
+
     def surroundings(self) -> str:
         """The line it stands in and what may still belong to it."""
         line = self.text.rfind("\n", max(0, self.start - _BEFORE), self.start) + 1
         if line and self.text.startswith("what():", line):
             # C++ names the exception in the line before.
             line = self.text.rfind("\n", max(0, line - _BEFORE), line - 1) + 1
-        _, end = self.region()
-        return self.text[max(line, self.start - _BEFORE, 0) : end]
+        begin = max(line, self.start - _BEFORE, 0)
+        return self.text[begin : self.sentence().start] + self.stated
 
 
 def sentence_around(text: str, phrase: Span) -> Span:
@@ -169,6 +183,86 @@ def sentence_around(text: str, phrase: Span) -> Span:
     stop_behind = _SENTENCE_END.search(text, phrase.end, phrase.end + _BEFORE)
     end = stop_behind.start() if stop_behind else phrase.end + _BEFORE
     return Span(begin, end)
+
+
+def message_around(text: str, sentence: Span) -> Span:
+    r"""Give the sentences that make one message with a sentence: its neighbours.
+
+    Systems spread a report over sentences and lines: what failed, what was asked for,
+    what became of the process.  So its parts may cross the border of a sentence, but
+    neither into prose, which tells of something else, nor into another error's message.
+
+    >>> text = "It is slow. Out of memory. Used: 8 GiB. ValueError: 7 GiB"
+    >>> text[slice(*message_around(text, Span(12, 25)))]
+    'Out of memory. Used: 8 GiB'
+    """
+    begin = sentence.start
+    limit = max(0, begin - _BEFORE)
+    if not _NEW_MESSAGE.match(text[sentence.start : sentence.end]):
+        for previous in reversed(list(_sentences(text, limit, begin))):
+            words = text[slice(*previous)]
+            if is_prose(words):
+                break
+            begin = previous.start
+            if _NEW_MESSAGE.match(words):
+                break
+    end = min(len(text), sentence.end)
+    for following in _sentences(text, end, min(len(text), end + _BEHIND)):
+        words = text[slice(*following)]
+        if is_prose(words) or _is_another_message(words):
+            break
+        end = following.end
+    return Span(begin, end)
+
+
+def statements_behind(text: str, begin: int, end: int | None = None) -> str:
+    r"""Give what the sentences behind a place state, as they stand.
+
+    Prose in other lines is left out, and so is what another error says, unless that one
+    ran out of memory too.
+
+    >>> statements_behind("Out of memory\nYou may need 2 GiB of it.\nUsed: 8 GiB", 13)
+    '\n\n.\nUsed: 8 GiB'
+    """
+    end = min(len(text), begin + _BEHIND if end is None else end)
+    pieces = []
+    previous_end = begin
+    for sentence in _sentences(text, begin, end):
+        words = text[slice(*sentence)]
+        if _is_another_message(words):
+            break
+        pieces.append(text[previous_end : sentence.start])
+        # Advice in the line of an error is a part of it; in a line of its own, people
+        # and other programs speak too.
+        is_apart = "\n" in text[begin : sentence.start] and is_prose(words)
+        pieces.append("\n" if is_apart else words)
+        previous_end = sentence.end
+    return "".join(pieces)
+
+
+def _is_another_message(words: str) -> bool:
+    """Whether a sentence begins another message, and not one about memory."""
+    if _NEW_MESSAGE.match(words) is None:
+        return False
+    return next(phrases_in(FoldedText.of(words)), None) is None
+
+
+_NEW_MESSAGE = re.compile(
+    r"\s*(?:[\w.]{0,60}[a-z](?:Error|Exception|Warning)\b[^\n:]{0,40}: "
+    r"|(?:INFO|DEBUG)\b)"
+)
+"""The class of an error, or the level of a record: what begins here says nothing of the
+message before it."""
+
+
+def _sentences(text: str, begin: int, end: int) -> Iterator[Span]:
+    """Give the sentences of a part of a text, without their ends."""
+    for stop in _SENTENCE_END.finditer(text, begin, end):
+        if stop.start() > begin:
+            yield Span(begin, stop.start())
+        begin = stop.end()
+    if end > begin:
+        yield Span(begin, end)
 
 
 class TextPhrases:
@@ -360,9 +454,18 @@ def find_mention(text_phrases: TextPhrases) -> Mention | None:
 
 
 def _phrase_clues(where: FoldedText) -> Iterator[_Clue]:
-    clues = [_Clue(phrase, *span, where.text) for phrase, span in phrases_in(where)]
+    clues = [
+        _Clue(phrase, *span, where.text)
+        for phrase, span in phrases_in(where)
+        if phrase is Phrase.KILLED or not _CROSSES_SENTENCES.search(where.text, *span)
+    ]
     clues.sort(key=lambda clue: clue.start)
     return _with_what_they_overlap(clues)
+
+
+_CROSSES_SENTENCES = re.compile(r"[a-z][.!?][\"')]?\s+[A-Z]")
+"""Two sentences share no phrase: "larger than the buffer. Memory was free".  What was
+ended for its memory is said in two: "Low memory. Killing process 3"."""
 
 
 def _with_what_they_overlap(clues: list[_Clue]) -> Iterator[_Clue]:
@@ -420,18 +523,21 @@ def _report_of_clue(clue: _Clue, *, was_printed: bool = False) -> Exhaustion | N
         return None
     begin, end = clue.sentence()
     sentence = clue.text[begin:end]
-    region = clue.region()
-    amounts = list(find_amounts(clue.text[begin : region[1]]))
+    amounts = list(find_amounts(clue.stated))
+    own_amounts = list(find_amounts(clue.text[begin : clue.message.end]))
     if was_printed:
-        weight = clue.evidence.weight
-        is_report = clue.phrase is Phrase.RAN_OUT and weight >= _SURELY_PRINTED
+        is_report = (
+            clue.phrase is Phrase.RAN_OUT and clue.evidence.own >= _SURELY_PRINTED
+        )
     else:
-        is_report = _is_report(clue, sentence, amounts)
+        is_report = _is_report(clue, sentence, own_amounts)
     if not is_report:
         return None
     kind, backend = _kind_and_backend(clue, sentence, amounts)
     is_guess = _GUESSED.search(clue.text, begin, clue.start) is not None
-    return Exhaustion(kind, backend, clue.start, clue.end, region, is_guess)
+    return Exhaustion(
+        kind, backend, clue.start, clue.end, clue.region(), clue.stated, is_guess
+    )
 
 
 _GUESSED = compile_words(
@@ -535,7 +641,8 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
         return True
-    if not amounts and _MEMORY.search(sentence) is None:
+    has_amounts = any(amount.start < len(sentence) for amount in amounts)
+    if not has_amounts and _MEMORY.search(sentence) is None:
         return False  # an array can exceed what an index counts
     if clue.phrase is Phrase.FAILED:
         return True
@@ -543,7 +650,7 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if _process_was_ended(clue):
         return True
-    return has_error_mark(clue.text[max(0, clue.start - _BEFORE) : clue.region()[1]])
+    return has_error_mark(clue.text[slice(*clue.message)])
 
 
 _OUT_OF = compile_words(
@@ -583,8 +690,8 @@ _EXCEEDED_ITS_SHARE = compile_words(
     r"\b(?:exceeded|reached|overran|overshot|surpassed|outgrew|violated|breached"
     r"|crossed|topped|hit|(?:went|ran|grew|got) (?:over|past|above|beyond)"
     r"|blew (?:past|through)|broke through) (?:(?:its|their|the) )?(?:\w{1,12} ){0,3}"
-    r"(?:mem(?:ory)?|v?ram|hbm) (?:usage )?(?:soft |hard )?"
-    r"(?:limit|cap|ceiling|allocation|allowance|budget|quota|share|reservation|request)\b"
+    r"(?:mem(?:ory)?|v?ram|hbm) (?:usage |pool )?(?:soft |hard )?"
+    r"(?:limit|cap|capacity|ceiling|allocation|allowance|budget|quota|share|reservation|request)\b"
     r"|\bexceeded (?:(?:the|its|their|all) )?(?:allowed|allocated|allotted|requested"
     r"|reserved|granted|assigned|permitted|available) (?:memory|v?ram)\b"
     r"|\b(?:used|took|consumed|occupied|held) more (?:\w{1,12} ){0,2}"
@@ -689,11 +796,10 @@ def _is_headline(clue: _Clue, sentence: str) -> bool:
 def _process_was_ended(clue: _Clue) -> bool:
     """Whether something of the host was killed, said in the line or the next one."""
     begin = clue.text.rfind("\n", max(0, clue.start - _BEFORE), clue.start) + 1
-    begin = max(begin, clue.start - _BEFORE, 0)
+    begin = max(begin, clue.start - _BEFORE, clue.message.start)
     _, end = clue.sentence()
-    return (
-        ENDED.search(clue.text, begin, min(len(clue.text), end + _BEFORE)) is not None
-    )
+    end = min(clue.message.end, end + _BEFORE)
+    return ENDED.search(clue.text, begin, end) is not None
 
 
 def _kind_and_backend(

@@ -21,7 +21,7 @@ from loaderkit.budget.diagnosis.amounts import (
     find_amounts,
     parse_size,
 )
-from loaderkit.budget.diagnosis.evidence import weigh_evidence
+from loaderkit.budget.diagnosis.evidence import is_prose, weigh_evidence
 from loaderkit.budget.diagnosis.grammar import (
     TextPhrases,
     find_exhaustion,
@@ -29,6 +29,7 @@ from loaderkit.budget.diagnosis.grammar import (
     place_named,
     sentence_around,
     speaks_of_the_host,
+    statements_behind,
 )
 from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.diagnosis.log_text import clean_log
@@ -262,6 +263,8 @@ def _is_only_spoken_of(
     sentence = Span(begin, min(end, len(text)))
     if find_mood(text, phrase, sentence, is_sure=True) is not None:
         return True
+    if _joins_prose(text, phrase):
+        return True
     if wording.is_oom is False:
         return False  # of look-alikes only the name would change
     if wording.is_oom is not True and match.start() in phrases.stretches_spoken_of:
@@ -270,6 +273,15 @@ def _is_only_spoken_of(
         return False
     evidence = weigh_evidence(text, phrase, sentence)
     return evidence.weight + _WEIGHT_OF_A_WORDING < 0
+
+
+def _joins_prose(text: str, phrase: Span) -> bool:
+    """Whether a wording with a gap begins and ends in two sentences that are prose."""
+    first = sentence_around(text, Span(phrase.start, phrase.start))
+    if phrase.end <= first.end:
+        return False
+    last = sentence_around(text, Span(phrase.end, phrase.end))
+    return all(is_prose(text[slice(*sentence)]) for sentence in (first, last))
 
 
 _WEIGHED_GUESSES = frozenset({"killed", "library_alloc"})
@@ -339,7 +351,11 @@ def _read_pattern_match(
         end = min(
             _start_of_next(wording, text, match), match.start() + _LONGEST_MESSAGE
         )
-        message = _with_amounts(message, text[match.start() : end])
+        behind = sentence_around(text, Span(match.end(), match.end())).end
+        stated = text[match.start() : min(behind, end)]
+        if behind < end:
+            stated += statements_behind(text, behind, end)
+        message = _with_amounts(message, stated)
     if message.is_oom is True:
         line_end = text.find("\n", match.end())
         message = _with_errno(
@@ -382,7 +398,7 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     begin, end = finding.region
     is_oom = "maybe" if finding.is_guess else True
     empty = Message(is_oom=is_oom, backend=finding.backend, kind=finding.kind)
-    message = _with_amounts(empty, text[begin:end])
+    message = _with_amounts(empty, finding.stated)
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
         # What was asked for can stand in the line before, with all that belongs to it.
         above = text[max(0, begin - _NEARBY) : begin].rstrip("\n").rpartition("\n")[2]
@@ -390,7 +406,7 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
         if before.requested is not None:
             message = _fill_missing_sizes(message, before)
     message = _with_errno(message, text, begin, end)
-    return _correct_kind_and_backend(message, text[begin:end])
+    return _correct_kind_and_backend(message, finding.stated)
 
 
 def _with_errno(message: Message, text: str, begin: int, end: int) -> Message:

@@ -109,7 +109,10 @@ _PARAGRAPH_END = "\n\n"
 _LONGEST_BLOCK = 1200
 """Characters of a block of output that are still told by the sentence above it."""
 _INTRODUCES = compile_words(
-    r":\W{0,3}\Z|\b(?:below|following|like (?:this|these|so)|this (?:error|message))\b"
+    r":\W{0,3}\Z|\b(?:following|like (?:this|these|so))\b"
+    r"|\b(?:error|message|output|log|warning|line|one|trace\w{0,4})s? "
+    r"(?:\w{1,12} ){0,2}below"
+    r"|\bthis (?:error|message)\b(?!\W{0,3}\Z)"
 )
 """A sentence that says what the next paragraph is."""
 
@@ -216,7 +219,10 @@ def quotation_around(text: str, phrase: Span) -> Span | None:
     end = text.find("\n", phrase.end, phrase.end + _LONGEST_QUOTATION)
     end = end if end >= 0 else min(len(text), phrase.end + _LONGEST_QUOTATION)
     for mark in _QUOTATION_MARKS:
-        is_inside = text.count(mark, start, phrase.start) % 2 == 1
+        before = text[start : phrase.start]
+        if mark == "`":
+            before = _OLD_QUOTATION.sub("", before)
+        is_inside = before.count(mark) % 2 == 1
         closing = text.find(mark, phrase.end, end)
         if is_inside and closing >= 0:
             return Span(text.rfind(mark, start, phrase.start), closing + 1)
@@ -227,6 +233,8 @@ _LONGEST_QUOTATION = 700
 """Characters behind a phrase; the longest message of the corpora has 640."""
 _QUOTATION_MARKS = ("`", '"')
 """An apostrophe is none: it stands in words too."""
+_OLD_QUOTATION = re.compile(r"`[^`'\n]{1,80}'(?!\w)")
+"""As GNU's programs once quoted: "cannot open `image.png'"."""
 
 
 def _behind_quotation(text: str, phrase: Span) -> str:
