@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import stat
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -140,7 +139,7 @@ class FolderStorage:
             with writing(file):
                 make_folders(self.folder)
                 write_file(partial, write)
-                self._remove_abandoned_files()
+                self._remove_abandoned_files(partial)
                 if replace:
                     publish(partial, file)
                     return
@@ -165,9 +164,14 @@ class FolderStorage:
         """Name a file that nobody reads, and that no other writer names."""
         return self.folder / f".{name}-{uuid.uuid4().hex}.partial"
 
-    def _remove_abandoned_files(self) -> None:
-        """Remove what writers were at that were killed: of each, up to a shard."""
-        oldest_s = time.time() - _ABANDONED_S
+    def _remove_abandoned_files(self, just_written: Path) -> None:
+        """Remove what writers were at that were killed: of each, up to a shard.
+
+        Args:
+            just_written: A file there.  Its time is that of the file system's own
+                clock, which that of this machine may not be.
+        """
+        oldest_s = just_written.stat().st_mtime - _ABANDONED_S
         for entry in os.scandir(self.folder):
             if _PARTIAL.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):

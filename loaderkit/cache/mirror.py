@@ -20,10 +20,12 @@ import errno
 import functools
 import json
 import logging
+import math
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+import uuid
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 
@@ -124,6 +126,10 @@ class Mirror:
         self._announcement: Lease | None = None
         self._used: set[int] = set()
         """Shards that this process has taken into use."""
+        self._wish_touched_ns: int | None = None
+        """Time of the file that is touched by who needs room; None before a look."""
+        self._wish_seen_s = -math.inf
+        """When it was last seen to have changed."""
         self._thread_lock = threading.RLock()
         self._make_folders()
         if find_manifest(self.folder) is None:
@@ -195,7 +201,7 @@ class Mirror:
             DamagedCacheError: The store does not have the bytes that were packed.
             CacheError: The store does not answer, or the disk fails.
         """
-        asked_s = time.time()
+        failure_before = self._read_failure(shard)
         if not self._leases.is_dir():  # somebody has deleted the mirror
             self._make_folders()
             self._copy_manifest()
@@ -209,7 +215,7 @@ class Mirror:
                 return
         described = self.manifest.shards.file(shard)
         with self._shard_locked(described) as partial:
-            self._raise_failure_since(asked_s, described)
+            self._raise_new_failure(shard, failure_before)
             # Twice, since bytes may have been changed on the way and not in the store.
             for is_last_try in (False, True):
                 with self._whole_folder_locked():
@@ -306,12 +312,21 @@ class Mirror:
             (self._root / _WANTED).touch()
 
     def is_room_wanted(self) -> bool:
-        """Tell whether a process has asked for room a moment ago."""
+        """Tell whether a process has asked for room a moment ago.
+
+        It is looked often, and a wish is known by the file's time being another than
+        before.  That time is not compared with a clock, which may not be the one that
+        set it, or may have been set back since.
+        """
         try:
-            asked_s = (self._root / _WANTED).stat().st_mtime
+            touched_ns = (self._root / _WANTED).stat().st_mtime_ns
         except OSError:
-            return False
-        return time.time() - asked_s < _WANTED_S
+            touched_ns = 0  # nobody has asked yet
+        now_s = time.monotonic()
+        if self._wish_touched_ns not in {None, touched_ns}:
+            self._wish_seen_s = now_s
+        self._wish_touched_ns = touched_ns
+        return now_s - self._wish_seen_s < _WANTED_S
 
     def discard(self, shard: int) -> None:
         """Delete a shard whose bytes were changed on local disk."""
@@ -536,7 +551,7 @@ class Mirror:
     def _note_failure(self, described: ShardFile, error: NoAnswerError) -> None:
         """Tell those who wait for a shard that the store did not give it."""
         note = {
-            "time": time.time(),
+            "id": uuid.uuid4().hex,
             "what": error.what,
             "why": error.why,
             "fix": error.fix,
@@ -544,21 +559,38 @@ class Mirror:
         with contextlib.suppress(CacheError):
             self._write_small_file(self._failure_file(described), json.dumps(note))
 
-    def _raise_failure_since(self, since_s: float, described: ShardFile) -> None:
+    def _raise_new_failure(
+        self, shard: int, failure_before: dict[str, Any] | None
+    ) -> None:
         """Raise what another reader was told of a shard while this one waited for it.
 
         Each in turn would wait for the same silent store as long again: with 16 readers
-        an hour.
+        an hour.  No times are compared: clocks of two machines differ, and that of one
+        may be set back.
+
+        Args:
+            shard: Its number.
+            failure_before: What was noted when this reader began to wait.
 
         Raises:
             NoAnswerError: The store did not give it to the other.
         """
+        failure = self._read_failure(shard)
+        if failure is not None and failure != failure_before:
+            raise NoAnswerError(
+                str(failure.get("what")),
+                why=str(failure.get("why")),
+                fix=str(failure.get("fix")),
+            )
+
+    def _read_failure(self, shard: int) -> dict[str, Any] | None:
+        """Read what the last reader was told whom the store did not give a shard."""
+        file = self._failure_file(self.manifest.shards.file(shard))
         try:
-            note = json.loads(self._failure_file(described).read_text("utf-8"))
+            note = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError):
-            return
-        if note["time"] >= since_s:
-            raise NoAnswerError(note["what"], why=note["why"], fix=note["fix"])
+            return None
+        return note if isinstance(note, dict) else None
 
     def _failure_file(self, described: ShardFile) -> Path:
         return self._work / f"{described.file}.failed"

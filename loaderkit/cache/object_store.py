@@ -19,6 +19,7 @@ import functools
 import inspect
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -33,6 +34,7 @@ from loaderkit.cache.storage import (
 )
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import Fix, Setting
+from loaderkit.library_files import where_raised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,9 +96,22 @@ _CREDENTIAL_ERRORS = {
     "LocalTokenNotFoundError",
 }
 """Errors by name: their libraries are not imported to find out."""
+_BUGS = (
+    *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
+    *(ArithmeticError, BufferError, RecursionError, StopIteration, StopAsyncIteration),
+)
+"""What code that is wrong raises, and raises again.  No ValueError and no LookupError:
+an answer that cannot be parsed, or lacks something, may come whole the next time.  A
+list of S3 that goes on, and does not say where, is a KeyError of s3fs."""
 _NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
 """The Hub's answer to who may not see one, too."""
 _WRONG_URL = {"HfUriError", "HFValidationError"}
+_OF_CLOCKS = re.compile(
+    r"RequestTimeTooSkewed|request time and the current time"
+    r"|signature (not yet current|expired)|date header too old",
+    re.IGNORECASE,
+)
+"""What S3, its likes and Azure say to requests whose time is not theirs."""
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What file systems answer that know no ``mode="create"``."""
 _MOST_PARTS = 9_000
@@ -289,7 +304,11 @@ class ObjectStore:
             system.call("pipe_file", path, content, mode="create")
         except FileExistsError:
             raise
-        except TypeError:  # it does not know ``mode``
+        except TypeError as error:
+            # Only where it does not know ``mode``: written without it, after any other
+            # mistake in there, the file would replace what another writer has put.
+            if "mode" not in str(error):
+                raise
             system.call("pipe_file", path, content)
         except Exception as error:
             if _status_of(error) == _PRECONDITION or "PreconditionFailed" in str(error):
@@ -331,7 +350,7 @@ class ObjectStore:
                     answer = request(_Try(self._file_system_of_process(), retries))
             except CacheError:
                 raise
-            except FileExistsError:
+            except (FileExistsError, MemoryError):
                 raise
             except Exception as raised:  # noqa: BLE001 -- any library's
                 error = _unmasked(raised)
@@ -737,13 +756,23 @@ def _check_worth_another_try(
         or (status >= 500 and status not in _NOT_IMPLEMENTED)
         or status in _WORTH_ANOTHER_TRY
     )
-    # A file system that lacks a method, or its arguments, lacks them the next time too.
-    is_bug = isinstance(error, TypeError | AttributeError | NotImplementedError)
-    if not may_pass or is_bug or _kinds_of(error) & _WRONG_URL:
+    # A file system that lacks a method lacks it the next time too.
+    is_lacking = isinstance(error, NotImplementedError)
+    if isinstance(error, _BUGS) and status is None:
+        raise _failed_by_itself(where, verb, error) from error
+    if not may_pass or is_lacking or _kinds_of(error) & _WRONG_URL:
         message = f"{where} could not be {verb}: {_text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         check = Fix.of("check the URL and ", _STORAGE_OPTIONS)
         raise CacheError(message, why=why, fix=check) from error
+
+
+def _failed_by_itself(where: str, verb: str, error: Exception) -> CacheError:
+    """Say that it is the code of a client that failed, and not a request."""
+    message = f"{where} could not be {verb}: {_text_of(error)}."
+    why = f"code failed, and would fail again: {where_raised(error) or 'a client'}"
+    fix = "another release of the library that this file is of, or report it there"
+    return CacheError(message, why=why, fix=fix)
 
 
 def _refused(
@@ -756,6 +785,11 @@ def _refused(
         may_write = " with credentials that may write, or another URL"
         fix = Fix.of(_STORAGE_OPTIONS, may_write)
         return CacheError(message, why=why, fix=fix)
+    if _OF_CLOCKS.search(message):
+        why = "requests are signed with the time, and the clock of this machine, or "
+        why += "that of the store, is wrong"
+        clock = time.strftime("%Y-%m-%d %H:%M %Z")
+        return CacheError(message, why=why, fix=f"set the clock, which says {clock}")
     why = (
         "the store does not let you in: credentials are missing, expired, or not "
         "allowed to do this"

@@ -62,18 +62,33 @@ def read_in_steps(storage: Storage, file: ShardFile) -> Iterator[bytes]:
             raise DamagedCacheError(message, why=why, fix=fix) from None
 
 
+def is_stored(storage: Storage, file: ShardFile) -> bool:
+    """Tell whether a store has a file that its list lacks: the file's end is read.
+
+    A list that was cut on its way looks whole, as one that goes on, of which a proxy
+    has dropped what tells so.
+
+    Raises:
+        CacheError: The store does not answer.
+    """
+    try:
+        storage.read_range(file.file, max(0, file.bytes - 1), file.bytes)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def find_damage(storage: Storage, file: ShardFile, nbytes: int | None) -> str:
     """Say what is wrong with one file of a store; "" when nothing is.
 
     Args:
         storage: The store.
         file: The file as the manifest describes it.
-        nbytes: What the store says of its size; None where it is not there.
+        nbytes: What the store says of its size; None where its list lacks it.  Lists
+            that were cut on their way look whole, so it is asked for by its name.
     """
     where = f"{storage.url}/{file.file}"
-    if nbytes is None:
-        return f"{where} is missing."
-    if nbytes != file.bytes:
+    if nbytes is not None and nbytes != file.bytes:
         return f"{where} has {nbytes:,} bytes, not {file.bytes:,}."
     digest = xxhash.xxh3_128()
     try:

@@ -40,7 +40,7 @@ from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
 from loaderkit.cache.storage import KeepsHistory, is_url
-from loaderkit.cache.stored_files import files_of, read_in_steps
+from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import OVERWRITE, Either, Fix, Open
 from loaderkit.notebook import HasCard, repr_in_a_line
@@ -440,7 +440,9 @@ class _Upload:
         # Where another writer has won meanwhile, it removes what it does not name.
         sizes = self.storage.sizes()
         for file in files_of(self.manifest):
-            if sizes.get(file.file) != file.bytes:
+            if sizes.get(file.file) == file.bytes:
+                continue
+            if file.file in sizes or not is_stored(self.storage, file):
                 message = f"{self.storage.url}/{file.file} is not there after it was "
                 message += "written."
                 why = "another process has removed it, or the store lost it"

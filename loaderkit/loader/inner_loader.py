@@ -28,6 +28,7 @@ from loaderkit.loader.iterables import IterableBatches
 from loaderkit.loader.resumable import IterationBatches
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.loader.users_errors import error_about
+from loaderkit.loader.worker_processes import NotingContext
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
 from loaderkit.units import count_of
@@ -178,8 +179,12 @@ def _start_workers(inner_loader: DataLoader[Any]) -> Any:
     """
     try:
         return iter(inner_loader)
-    except OSError as error:
-        if error.errno not in _REFUSALS:
+    except BaseException as error:
+        # Those before the one that could not start.
+        context = inner_loader.multiprocessing_context
+        if isinstance(context, NotingContext):
+            context.end_processes()
+        if not isinstance(error, OSError) or error.errno not in _REFUSALS:
             raise  # of what is sent to workers, say
         why, fix = _REFUSALS[error.errno]
         message = f"{count_of(inner_loader.num_workers, 'workers')} could not start: "
@@ -267,7 +272,7 @@ def _worker_settings(outer: DataLoader[Any], setup: LoaderSetup) -> dict[str, An
     settings = {
         "prefetch_factor": outer.prefetch_factor,
         "persistent_workers": outer.persistent_workers,
-        "multiprocessing_context": outer.multiprocessing_context,
+        "multiprocessing_context": NotingContext(outer.multiprocessing_context),
     }
     if not setup.plan.in_order.value:  # torch 2.5 does not know it
         settings["in_order"] = False

@@ -308,7 +308,7 @@ class PassingProxy(HttpServer):
                 server = http.client.HTTPConnection(url.removeprefix("http://"))
                 server.request(self.command, self.path, content, headers)
                 answer = server.getresponse()
-                body = answer.read()
+                body = proxy.change_answer(self.path, answer.read())
                 proxy.note_answer()
                 self.answer(answer.status, body, answer.headers)
                 server.close()
@@ -339,6 +339,38 @@ class PassingProxy(HttpServer):
 
     def note_answer(self) -> None:
         """Called when the store has answered."""
+
+    def change_answer(self, _path: str, body: bytes) -> bytes:
+        """Give what is answered, in place of what the store has said."""
+        return body
+
+
+class CuttingProxy(PassingProxy):
+    """Cuts lists of S3 after some files, as if there were no more.
+
+    Args:
+        url: Of the store.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.most_files: int | None = None
+        """None passes lists on whole."""
+        self.says_more = False
+        """The list says that it goes on, and not where."""
+        self.cut_lists = 0
+        super().__init__(url)
+
+    def change_answer(self, path: str, body: bytes) -> bytes:
+        """Drop what comes behind the first files of a list."""
+        if self.most_files is None or "list-type=2" not in path:
+            return body
+        files = re.findall(rb"<Contents>.*?</Contents>", body, re.DOTALL)
+        for dropped in files[self.most_files :]:
+            body = body.replace(dropped, b"", 1)
+            self.cut_lists += 1
+        body = re.sub(rb"<NextContinuationToken>.*</NextContinuationToken>", b"", body)
+        more = b"true" if self.says_more else b"false"
+        return re.sub(rb"<IsTruncated>\w+<", b"<IsTruncated>" + more + b"<", body)
 
 
 class ExpiringProxy(PassingProxy):

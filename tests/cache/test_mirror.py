@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import multiprocessing
 import os
 import resource
@@ -283,6 +284,73 @@ def test_a_shard_changed_in_the_mirror_is_downloaded_again(file_server, tmp_path
     file.write_bytes(content)
 
     assert read_labels(Store(remote, checksums="always"), [0]) == [0]
+
+
+HOURS_APART = (-30, -2, 0, 2, 30)
+"""How far the clocks of two machines that share a folder are apart."""
+
+
+def set_times(folder, seconds):
+    """Have all files be of another time, as from a machine with another clock."""
+    times = (time.time() + seconds,) * 2
+    for file in folder.rglob("*"):
+        os.utime(file, times)
+
+
+@pytest.mark.parametrize("hours", HOURS_APART)
+def test_what_a_store_did_not_give_at_another_clock_is_asked_for(
+    packed, tmp_path, hours
+):
+    remote = RemoteCache(packed.as_uri(), mirror=tmp_path / "m")
+    mirror = Store(remote).mirror
+    for name in mirror.manifest.shards.files:
+        note = {"time": time.time() + hours * 3600, "what": "", "why": "", "fix": ""}
+        (mirror.folder / ".mirror" / f"{name}.failed").write_text(json.dumps(note))
+    set_times(tmp_path / "m", hours * 3600)
+
+    samples = list(range(SHARDS * SAMPLES))
+
+    assert read_labels(Store(remote), samples) == samples
+
+
+@pytest.mark.parametrize("hours", HOURS_APART)
+def test_a_mirror_with_times_of_another_clock_gives_right_rows(packed, tmp_path, hours):
+    cap = 2 * shard_bytes(packed) // SHARDS + (16 << 10)
+    remote = RemoteCache(packed.as_uri(), mirror=tmp_path / "m", mirror_bytes=cap)
+    for number in np.random.default_rng(0).permutation(SHARDS * SAMPLES)[:8].tolist():
+        assert read_labels(Store(remote), [number]) == [number]
+        set_times(tmp_path / "m", hours * 3600)
+        assert shard_bytes(tmp_path / "m") <= cap
+
+
+@pytest.mark.parametrize("hours", HOURS_APART)
+def test_a_wish_for_room_is_seen_whatever_the_clocks_say(packed, tmp_path, hours):
+    remote = RemoteCache(packed.as_uri(), mirror=tmp_path / "m")
+    asking, holding = (Mirror(remote) for _ in range(2))
+    asking.ask_for_room()
+    wish = tmp_path / "m" / ".wanted"
+    times_ns = time.time_ns() + hours * 3600 * 10**9
+    os.utime(wish, ns=(times_ns, times_ns))
+
+    # An old one, as far as anybody can tell; then one that is touched again.
+    assert not holding.is_room_wanted()
+    os.utime(wish, ns=(times_ns + 1_000_000, times_ns + 1_000_000))
+    assert holding.is_room_wanted()
+
+
+def test_keys_that_differ_in_case_alone_share_no_file_of_a_mirror(tmp_path):
+    """On a disk that does not tell capitals from small letters, too."""
+    mirror, files = tmp_path / "m", []
+    for number, name in enumerate(["Mol", "mol", "MOL", "mOl"]):
+        path = make_cache(tmp_path / str(number) / name, rows=10, first=100 * number)
+        remote = RemoteCache(path.as_uri(), mirror=mirror)
+        assert read_labels(Store(remote), [1, 7]) == [100 * number + i for i in (1, 7)]
+        manifest = Mirror(remote).manifest
+        files += [f"{manifest.generation}/{file}" for file in manifest.shards.files]
+
+    names = {path.relative_to(mirror).as_posix() for path in mirror.rglob("*.h5")}
+    assert names <= set(files)
+    assert len({name.casefold() for name in files}) == len(files) == 4 * SHARDS
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Storages: each keeps the contract, and what breaks is tried again or said."""
 
+import builtins
 import gc
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ from storages import (
     ExpiringProxy,
     Faults,
     FileServer,
+    Refusal,
     s3_options,
     s3_server,
 )
@@ -238,6 +240,106 @@ def test_a_call_of_a_file_system_without_asyncio_that_hangs_is_left():
     with pytest.raises(CacheError, match="no answer within"):
         store.read_range("a.h5", 0, 100)
     is_over.set()
+
+
+MISTAKES = [
+    *["TypeError", "AttributeError", "NameError", "UnboundLocalError", "ImportError"],
+    *["ModuleNotFoundError", "SyntaxError", "AssertionError", "ArithmeticError"],
+    *["ZeroDivisionError", "OverflowError", "BufferError", "RecursionError"],
+    *["StopAsyncIteration", "NotImplementedError"],
+]
+"""What Python raises of code that is wrong."""
+ANSWERS = [
+    *["OSError", "ConnectionError", "ConnectionResetError", "BrokenPipeError"],
+    *["InterruptedError", "TimeoutError", "EOFError"],
+    # A client makes these of answers that it cannot read.
+    *["ValueError", "KeyError", "IndexError", "RuntimeError"],
+]
+
+
+SKEWED = {
+    "RequestTimeTooSkewed": "The difference between the request time and the current "
+    "time is too large.",
+    "SignatureDoesNotMatch": "Signature expired: 20261126T101500Z is now earlier than "
+    "20261126T131500Z",
+    "InvalidSignatureException": "Signature not yet current: 20261126T161500Z",
+}
+"""What AWS and its likes answer to requests that are signed at another time."""
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+@pytest.mark.parametrize("code", SKEWED)
+def test_a_clock_that_is_wrong_is_named(s3, code):
+    body = f"<Error><Code>{code}</Code><Message>{SKEWED[code]}</Message></Error>"
+    refusal = Refusal(403, body.encode(), {"Content-Type": "application/xml"})
+    proxy = ExpiringProxy(s3, refusal)
+    proxy.all_expired = True
+    store = ObjectStore("s3://contract/x", s3_options(proxy.url), QUICK)
+
+    with pytest.raises(CacheError, match="the clock of this machine") as raised:
+        store.sizes()
+    assert "set the clock" in raised.value.fix
+    proxy.stop()
+
+
+@pytest.mark.parametrize("name", [*MISTAKES, *ANSWERS])
+def test_what_is_wrong_in_a_client_is_not_tried_again(name):
+    import fsspec
+
+    class Failing(fsspec.get_filesystem_class("memory")):
+        protocol = "failing"
+        calls = 0
+
+        def ls(self, *_, **__):
+            type(self).calls += 1
+            message = "no such thing"
+            raise getattr(builtins, name)(message)
+
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    store = ObjectStore("failing://x", patience=Patience(1.0, (0.001, 0.001)))
+    with pytest.raises(CacheError, match="no such thing") as raised:
+        store.sizes()
+
+    assert Failing.calls == (1 if name in MISTAKES else 3)
+    assert store.url in str(raised.value)
+    assert type(raised.value.__cause__) is getattr(builtins, name)
+    if name in MISTAKES and name != "NotImplementedError":
+        assert __file__ in raised.value.why
+
+
+def test_a_mistake_while_a_file_is_created_does_not_replace_one():
+    import fsspec
+
+    class Mistaken(fsspec.get_filesystem_class("memory")):
+        protocol = "mistaken"
+        written = 0
+
+        def pipe_file(self, *_, mode="overwrite"):
+            if mode == "create":
+                len(3)
+            type(self).written += 1
+
+    fsspec.register_implementation("mistaken", Mistaken, clobber=True)
+    store = ObjectStore("mistaken://x", patience=QUICK)
+    with pytest.raises(CacheError, match="TypeError"):
+        store.commit("manifest.json", b"{}", replace=False)
+
+    assert Mistaken.written == 0
+
+
+def test_memory_that_is_short_is_said_as_it_is():
+    import fsspec
+
+    class Large(fsspec.get_filesystem_class("memory")):
+        protocol = "large"
+
+        def ls(self, *_, **__):
+            raise MemoryError
+
+    fsspec.register_implementation("large", Large, clobber=True)
+    with pytest.raises(MemoryError):
+        ObjectStore("large://x", patience=Patience(waits_s=(60.0,))).sizes()
 
 
 @pytest.mark.slow

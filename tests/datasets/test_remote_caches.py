@@ -4,14 +4,17 @@ import json
 import multiprocessing
 import os
 import pickle
+import random
 import re
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from storages import (
+    CuttingProxy,
     Faults,
     FileServer,
     copy_files,
@@ -33,7 +36,9 @@ from loaderkit import (
     verify,
 )
 from loaderkit.cache.folder_storage import FolderStorage
+from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.remote import STORAGES
+from loaderkit.cache.storage import Patience
 from loaderkit.cache.transfer import copy_from_store, copy_to_store
 from loaderkit.cli.main import main
 from loaderkit.errors import CacheError, DatasetError, OptionError, StaleCacheError
@@ -279,6 +284,37 @@ def test_of_writers_at_once_one_wins_and_the_cache_is_whole(folder, tmp_path):
         assert verify(storage.folder).ok
         manifest = json.loads((storage.folder / "manifest.json").read_text())
         assert manifest["content"]["shards"]
+
+
+CLOCKS = {
+    "a day ahead": lambda now_s: now_s + 86_400,
+    "a day behind": lambda now_s: now_s - 86_400,
+    "jumping": lambda now_s: now_s + random.choice([-1, 1]) * 20_000,
+}
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_what_another_is_writing_stays_whatever_the_clock_says(
+    folder, tmp_path, monkeypatch, clock
+):
+    storage = FolderStorage(tmp_path / "store")
+    storage.folder.mkdir()
+    being_written, abandoned = (
+        storage.folder / f".00000-{letter * 16}.h5-{letter * 32}.partial"
+        for letter in "ab"
+    )
+    for file in (being_written, abandoned):
+        file.write_bytes(b"half a shard")
+    os.utime(abandoned, (time.time() - 7_200,) * 2)
+    read_clock = time.time
+    monkeypatch.setattr(time, "time", lambda: CLOCKS[clock](read_clock()))
+
+    copy_to_store(folder, storage, overwrite=False)
+    copy_to_store(folder, storage, overwrite=True)
+
+    assert being_written.exists()
+    assert not abandoned.exists()
+    assert verify(storage.folder).ok
 
 
 def test_two_who_replace_a_cache_at_once_are_told_apart(folder, tmp_path):
@@ -659,6 +695,71 @@ def test_s3_end_to_end(folder, s3, tmp_path):
             )
     names = s3fs.S3FileSystem(**s3).ls("bucket/packed")
     assert not [name for name in names if name.endswith(".writable")]
+
+
+@pytest.fixture
+def cut(s3, tmp_path):
+    """Give a cache in S3, and options by which its lists come through a proxy."""
+    url = f"s3://bucket/{tmp_path.name}"
+    pack(samples(), tmp_path / "c", workers=0, shard_bytes=4 * SHARD_BYTES)
+    push(tmp_path / "c", url, storage_options=s3)
+    proxy = CuttingProxy(s3["endpoint_url"])
+    yield url, {**s3, "endpoint_url": proxy.url}, proxy
+    proxy.stop()
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+@pytest.mark.parametrize("most_files", [0, 2])
+def test_a_list_that_is_cut_loses_no_shard(cut, s3, tmp_path, most_files):
+    url, options, proxy = cut
+    other = tmp_path / "other"
+    pack(samples(first=500), other, workers=0, shard_bytes=4 * SHARD_BYTES)
+    proxy.most_files = most_files
+
+    dataset = open_cache(url, storage_options=options, mirror=tmp_path / "m")
+    assert [sample["n"] for sample in dataset] == list(range(COUNT))
+    pull(url, tmp_path / "pulled", storage_options=options)
+    assert verify(tmp_path / "pulled").ok
+    push(other, url, storage_options=options, overwrite=True)
+
+    assert proxy.cut_lists
+    assert verify(url, storage_options=options).ok
+    assert verify(url, storage_options=s3).ok
+    after = open_cache(url, storage_options=s3, mirror=tmp_path / "m2")
+    assert after[3]["n"] == 503
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_a_shard_that_a_cut_list_lacks_is_missing_only_if_it_is(cut, s3):
+    import s3fs
+
+    url, options, proxy = cut
+    proxy.most_files = 1
+    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
+    shard = sorted(name for name in system.ls(url) if name.endswith(".h5"))[4]
+    system.rm_file(shard)
+
+    [finding] = verify(url, storage_options=options).findings
+
+    assert "missing" in finding
+    assert shard.rsplit("/", 1)[1] in finding
+
+
+@pytest.mark.needs("s3")
+@pytest.mark.slow
+def test_a_list_that_goes_on_and_does_not_say_where_is_an_error(cut, s3, tmp_path):
+    url, options, proxy = cut
+    pack(samples(first=500), tmp_path / "other", workers=0)
+    proxy.most_files, proxy.says_more = 3, True
+    storage = ObjectStore(url, options, Patience(waits_s=(0.01, 0.01)))
+
+    with pytest.raises(CacheError, match="NextContinuationToken"):
+        copy_to_store(tmp_path / "other", storage, overwrite=True)
+
+    assert verify(url, storage_options=s3).ok
+    assert open_cache(url, storage_options=s3, mirror=tmp_path / "m")[3]["n"] == 3
 
 
 @pytest.mark.needs("s3")

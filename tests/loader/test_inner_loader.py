@@ -2,9 +2,12 @@
 
 import copy
 import itertools
+import multiprocessing
+import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from loaderkit import build_loader
 from loaderkit.errors import LoaderError
+from loaderkit.loader.worker_processes import NotingContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
 
@@ -292,17 +296,20 @@ def test_a_batch_that_the_system_has_no_shared_memory_for_is_told():
 
 
 STARTS_WITHOUT_FILES = """
-import os, resource, loaderkit
+import multiprocessing, os, resource, loaderkit
 from loaderkit.errors import LoaderError
+from loaderkit.loader.worker_processes import NotingContext
 
 loader = loaderkit.build_loader(list(range(8)), num_workers=4)
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-few = len(os.listdir("/proc/self/fd")) + 6
+few = len(os.listdir("/proc/self/fd")) + 12
 resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 try:
     list(loader)
 except OSError as error:
     print(isinstance(error, LoaderError), error)
+    kept_as_by_a_notebook = error
+print("workers that run:", len(multiprocessing.active_children()))
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 print(len(list(loader)))
 """
@@ -320,7 +327,25 @@ def test_workers_that_the_system_refuses_are_told_and_can_be_started_later():
 
     assert "True 4 workers could not start: OSError: [Errno 24]" in done.stdout
     assert "fix: ulimit -n 4096" in done.stdout
+    assert "workers that run: 0" in done.stdout
     assert done.stdout.splitlines()[-1] == "8"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
+def test_processes_of_a_context_are_ended_and_those_of_others_are_not():
+    fork = multiprocessing.get_context("fork")
+    context = NotingContext(fork)
+    own = [context.Process(target=time.sleep, args=(600,)) for _ in range(3)]
+    other = fork.Process(target=time.sleep, args=(600,))
+    for process in (*own[:2], other):  # the third could not start
+        process.start()
+
+    context.end_processes()
+
+    assert [process.exitcode for process in own[:2]] == [-signal.SIGTERM] * 2
+    assert other.is_alive()
+    other.kill()
+    other.join()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its locks are files")
