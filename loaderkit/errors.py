@@ -151,6 +151,13 @@ class NoSuchRowError(LoaderkitError, IndexError):
     """A dataset has no such row."""
 
 
+class NoSuchKeyError(LoaderkitError, KeyError):
+    """A dataset has no sample of that key."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError writes its text in quotes
+
+
 class NotWrittenError(LoaderkitError, OSError):
     """A file that the caller named cannot be written."""
 

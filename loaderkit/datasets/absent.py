@@ -51,7 +51,23 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("pre_transform", "pre_filter"),
         (_MADE_BY_LOAD, f"do it in load(key); or {_MAP}, or dataset.filter(function)"),
     ),
-    "get": ("samples are read by their row", "dataset[row]"),
+    **dict.fromkeys(
+        (
+            *("get", "get_by_key", "index", "index_of", "find", "lookup", "get_loc"),
+            *("get_indexer", "get_row", "key_to_row", "key_to_index", "find_key"),
+        ),
+        (
+            "samples are read by their row",
+            "dataset[row]; dataset[dataset.row_of(key)] by its key",
+        ),
+    ),
+    **dict.fromkeys(
+        ("items", "update", "pop", "popitem", "setdefault", "clear", "fromkeys"),
+        (
+            "it is no dict: a sample has a row, and a key that names it",
+            "((dataset.key(row), dataset[row]) for row in range(len(dataset)))",
+        ),
+    ),
     "multi_get": ("samples are read by their rows", "dataset.read_together(rows)"),
     "len": ("it is Python's own", "len(dataset)"),
     "indices": ("a subset keeps its rows to itself", "dataset.key(row) names a sample"),

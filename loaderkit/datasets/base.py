@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
 import numpy as np
@@ -57,6 +57,7 @@ from loaderkit.datasets.taken_names import (
 from loaderkit.errors import (
     DatasetError,
     NoSuchAttributeError,
+    NoSuchRowError,
     NotChangeableError,
     OptionError,
 )
@@ -77,6 +78,11 @@ if TYPE_CHECKING:
     from loaderkit.datasets.opened import OpenedCache
 
     Ints = NDArray[np.int64]
+
+_KINDS_OF_KEYS = (str, int, float, tuple, PurePath, np.generic)
+"""What samples are named by, and are seldom themselves."""
+_MOST_KEYS_READ = 100_000
+"""Of a cache, for the words of an error: they take 0.1 s."""
 
 T = TypeVar("T", default=Any)
 R = TypeVar("R")
@@ -220,7 +226,11 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
     def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
         if is_one(index):
-            return self._read_sample(self._row_in_cache(one_row(index, len(self))))
+            try:
+                row = one_row(index, len(self))
+            except NoSuchRowError as error:
+                raise self._key_for_a_row(index) or error from None
+            return self._read_sample(self._row_in_cache(row))
         if isinstance(index, str):
             try:
                 return self.column(index)
@@ -294,12 +304,32 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         return (self[row] for row in range(len(self)))
 
     def __contains__(self, sample: object) -> bool:
-        row = self._row_of_key(sample) if isinstance(sample, str) else None
-        if row is not None and self[row] != sample:
-            message = f"{sample!r} is the key of a sample, and no sample."
+        self._refuse_key(sample)
+        return any(_is_same(other, sample) for other in self)
+
+    def _refuse_key(self, sample: object) -> None:
+        """Refuse the key of a sample, where a sample is looked for.
+
+        Raises:
+            OptionError: It is one, and not that sample itself.
+        """
+        if not isinstance(sample, _KINDS_OF_KEYS):
+            return
+        row = self._row_of_key(key_text(sample))
+        if row is None:
+            return
+        other = self[row]
+        # Of numbers that are named by numbers, each may be meant.
+        if not isinstance(sample, str) and isinstance(other, type(sample)):
+            return
+        if type(other) is not type(sample) or other != sample:
+            shown = show_value(sample)
+            message = f"{shown} is the key of a sample, and no sample."
             why = "a dataset holds samples, and this would compare each of them with it"
-            raise OptionError(message, why=why, fix=f"{sample!r} in dataset.keys()")
-        return any(other is sample or other == sample for other in self)
+            fix = f"dataset.row_of({shown}) is its row"
+            if self._has_own_load():
+                fix = f"{shown} in dataset.keys()"
+            raise OptionError(message, why=why, fix=fix)
 
     def _key_for_a_field(self, name: str) -> DatasetError | None:
         """Say that a text is the key of a sample, where a field was asked for by it."""
@@ -310,19 +340,32 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         why = "dataset[text] gathers a field of all samples; samples have rows"
         return DatasetError(message, why=why, fix=f"dataset[{row}]")
 
+    def _key_for_a_row(self, number: SupportsIndex) -> NoSuchRowError | None:
+        """Say that a number is the key of a sample, where a row was asked for by it."""
+        row = self._row_of_key(key_text(number))
+        if row is None:
+            return None
+        message = f"row {number} was asked of a dataset of "
+        message += f"{count_of(len(self), 'samples')}."
+        why = f"it is the key of row {row}; rows are counted from 0"
+        fix = f"dataset[{row}], or dataset[dataset.row_of({number})]"
+        return NoSuchRowError(message, why=why, fix=fix)
+
     def _row_of_key(self, text: str) -> int | None:
-        """Find the row of a sample by its key; None where there is no such key."""
+        """Find the row of a sample by its key, for the words of an error.
+
+        Returns:
+            The row; None where there is no such key, and where to find out would take
+            long.
+        """
         if not self._has_own_load():
-            return None
-        texts = list(map(key_text, self._list_keys()))
-        if text not in texts:
-            return None
-        # A part of the dataset has rows of its own, and perhaps not that sample.
-        cached_rows = self._rows_in_cache(np.arange(len(self))).tolist()
-        if texts.index(text) not in cached_rows:
-            return None
-        row: int = cached_rows.index(texts.index(text))
-        return row
+            if not isinstance(self.cache, Path) or len(self) > _MOST_KEYS_READ:
+                return None
+            # What was packed of a list has its rows for keys.
+            row = self._find_row(text)
+            is_named = row is not None and text != str(self._row_in_cache(row))
+            return row if is_named else None
+        return self._find_row(text)
 
     def column(self, name: str) -> Any:
         """Gather one field of all samples, whole, as the cache has it.
@@ -477,6 +520,22 @@ def _refuse_cache_as_raw(class_name: str, raw: Path) -> None:
     message = f"{class_name} was given {str(raw)!r} as its raw data, and no cache."
     why = "the first argument is the folder that load() reads from"
     raise OptionError(message, why=why, fix=f"{class_name}(cache={str(raw)!r})")
+
+
+def _is_same(other: object, sample: object) -> bool:
+    """Compare two samples as ``in`` does.
+
+    Raises:
+        OptionError: They have no answer: a tensor's is a tensor.
+    """
+    try:
+        return other is sample or bool(other == sample)
+    except (RuntimeError, ValueError) as error:
+        message = f"{show_value(sample)} cannot be looked for among the samples."
+        why = "tensors and arrays are compared value by value"
+        fix = "any(torch.equal(other, sample) for other in dataset), or "
+        fix += "dataset.row_of(key) for a key"
+        raise OptionError(message, why=why, fix=fix) from error
 
 
 def _has_rows(other: object) -> bool:

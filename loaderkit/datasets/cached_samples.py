@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.remote import CacheLocation
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.key_index import KeyIndex
     from loaderkit.datasets.pack_options import PackOptions
 
     Ints = NDArray[np.int64]
@@ -53,6 +54,8 @@ class DatasetState:
     """What ``keys()`` gave, once it was asked."""
     opened: OpenedCache | None = None
     """The cache, once it is open in this process."""
+    key_index: KeyIndex | None = None
+    """Finds the rows of the cache by keys, once it was asked for one."""
     generation: str | None = None
     """The only generation of the cache that may be opened; None for any."""
     plain: bool = False
@@ -84,7 +87,8 @@ class CachedSamples(Generic[T]):
         if self.cache is not None and type(self).load is CachedSamples.load:
             message = f"{type(self).__name__} has no keys: its samples have numbers."
             why = "its cache was packed before, and is read by rows"
-            fix = "range(len(dataset)); or dataset.key(row), as what it was packed"
+            fix = "range(len(dataset)); dataset.key(row), as what it was packed, and "
+            fix += "dataset.row_of(key)"
             raise MissingMethodError(message, why=why, fix=fix)
         message = f"{type(self).__name__} must say which samples there are."
         why = "it has no keys(), and no cache"
@@ -174,7 +178,9 @@ class CachedSamples(Generic[T]):
         opened, generation = self._loaderkit.opened, self._loaderkit.generation
         if opened is not None:
             generation = opened.store.manifest.generation
-        state = replace(self._loaderkit, opened=None, generation=generation)
+        state = replace(
+            self._loaderkit, opened=None, key_index=None, generation=generation
+        )
         return {**self.__dict__, "_loaderkit": state}
 
     def _open_cache(self) -> OpenedCache:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.arguments import show_value
 from loaderkit.datasets.cached_samples import CachedSamples
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.fingerprint import key_text
-from loaderkit.datasets.gathering import UnlikeShapesError, leaf_reader
+from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError, leaf_reader
+from loaderkit.datasets.key_index import KeyIndex
 from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.rows import many_rows, one_row
-from loaderkit.datasets.structure import KEY
-from loaderkit.errors import LoaderkitError
+from loaderkit.datasets.structure import KEY, KEY_COLUMN
+from loaderkit.errors import LoaderkitError, NoSuchKeyError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T", default=Any)
+
+_KEYS_AT_ONCE = 4096
+"""Chosen: 0.5 MB of keys of 100 letters."""
 
 
 @answer_wrong_calls
@@ -107,6 +114,59 @@ class SampleReading(CachedSamples[T]):
         store = self._open_cache().store
         shard, sample = store.locate(at)
         return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())
+
+    def row_of(self, key: object) -> int:
+        """Find the row of the sample of a key, the other way round than ``key``.
+
+        The first call reads all keys, which takes about a second for a million and
+        keeps 16 bytes for each.  A cache in a store that ``open_cache`` opened is
+        downloaded for it.
+
+        Args:
+            key: What ``keys()`` gave, or its text, as ``key(row)`` gives it.
+
+        Returns:
+            The row; the first one, where several samples have the key.
+
+        Raises:
+            NoSuchKeyError: No sample of this dataset has it.
+
+        >>> dataset[dataset.row_of("CCO")]  # doctest: +SKIP
+        """
+        text = key_text(key)
+        row = self._find_row(text)
+        if row is not None:
+            return row
+        message = f"{show_value(key)} is the key of no sample here."
+        why = "a dataset of no samples has no keys"
+        fix = "keys() that lists it, and packing again"
+        if len(self):
+            why = f"none of the {count_of(len(self), 'samples')} has it; the key of "
+            why += f"the first one is {show_value(self.key(0))}"
+            fix = "dataset.key(row) names the sample of a row"
+        raise NoSuchKeyError(message, why=why, fix=fix)
+
+    def _find_row(self, text: str) -> int | None:
+        """Find the row of a key's text; None where no sample has it."""
+        own = self._loaderkit
+        if own.key_index is None:
+            own.key_index = KeyIndex(self._texts_of_keys())
+        rows = own.key_index.candidates(text)
+        if own.rows is not None:
+            rows = np.flatnonzero(np.isin(own.rows, rows))
+        # Of many keys two may have one hash.
+        return next((row for row in rows.tolist() if self.key(row) == text), None)
+
+    def _texts_of_keys(self) -> Iterator[str]:
+        """Give the keys of all samples of the cache, in its order."""
+        # A cache of other keys is stale.  Those of one in a store would be downloaded.
+        if self._has_own_load():
+            yield from map(key_text, self._list_keys())
+            return
+        store = self._open_cache().store
+        for start in range(0, len(store), _KEYS_AT_ONCE):
+            rows = np.arange(start, min(start + _KEYS_AT_ONCE, len(store)))
+            yield from BatchGather(store, rows).texts(KEY_COLUMN)
 
     def _read_sample(self, row: int) -> Any:
         if self.cache is None:

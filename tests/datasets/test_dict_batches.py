@@ -1,7 +1,7 @@
 """Batches of dicts are torch's own where shapes agree, and ragged by choice."""
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,3 +217,14 @@ def test_ragged_fields_are_padded_as_with_pad_sequence(tmp_path_factory, data):
     assert batch.lengths.tolist() == [len(sample) for sample in chosen]
     assert batch.mask.sum(1).tolist() == batch.lengths.tolist()
     assert_same(batch.to_list(), chosen)
+
+
+def test_a_batch_of_counters_has_the_counts_of_each(tmp_path):
+    """And not those that ``default_collate`` makes of them: ``Counter.update`` adds."""
+    samples = [Counter(a=i, b=2 * i) for i in range(1, 4)]
+    packed = pack(samples, tmp_path / "c.lk", workers=0)
+
+    batch = packed.batch([0, 1, 2])
+
+    assert type(batch) is Counter
+    assert_same(dict(batch), default_collate(list(map(dict, samples))))

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import collections
 import enum
-from pathlib import Path, PurePosixPath
-from typing import Any
+import pickle
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import loaderkit
+from loaderkit.arguments import show_value
 from loaderkit.cli.main import main
 from loaderkit.datasets.fingerprint import fingerprint_of, key_in_code, key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.errors import DatasetError, OptionError
+
+if TYPE_CHECKING:
+    import random
 
 
 class _Color(enum.Enum):
@@ -205,3 +212,83 @@ def test_a_key_that_is_looked_for_among_the_samples_is_told(tmp_path: Path) -> N
     assert "tea" in letters  # a sample that is its own key
     with pytest.raises(OptionError, match="'mate' is the key of a"):
         "mate" in letters  # noqa: B015
+
+
+KEYS_OF_ALL_KINDS = st.one_of(
+    st.lists(st.text(max_size=4), min_size=1, max_size=9),
+    st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=9),
+    st.lists(st.tuples(st.integers(0, 3), st.text(max_size=2)), min_size=1, max_size=9),
+    st.integers(1, 9).map(lambda n: np.arange(n) * 7),
+    st.integers(1, 9).map(lambda n: [PurePath("a") / f"{i}.pt" for i in range(n)]),
+)
+
+
+class _NamedBy(loaderkit.SafeDataset):
+    def __init__(self, keys: Any, cache: Path | None = None) -> None:
+        super().__init__(cache=cache, packing=_ONE_PROCESS)
+        self.given = keys
+
+    def keys(self) -> Any:
+        return self.given
+
+    def load(self, key: Any) -> Any:
+        return {"x": torch.zeros(len(str(key)))}
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(keys=KEYS_OF_ALL_KINDS, order=st.randoms(use_true_random=False))
+def test_a_row_is_found_by_the_key_that_names_it(
+    tmp_path_factory: pytest.TempPathFactory, keys: Any, order: random.Random
+) -> None:
+    path = tmp_path_factory.mktemp("keyed") / "data.lk"
+    packed = _NamedBy(keys, path)
+    packed[0]
+    opened = loaderkit.open_cache(path)
+    rows = order.choices(range(len(keys)), k=4)
+
+    for dataset, given_keys in (
+        (_NamedBy(keys), list(keys)),
+        (packed, list(keys)),
+        (opened, list(keys)),
+        (packed[rows], [keys[row] for row in rows]),
+        (opened[rows], [keys[row] for row in rows]),
+        (pickle.loads(pickle.dumps(opened[rows])), [keys[row] for row in rows]),
+    ):
+        texts = [dataset.key(row) for row in range(len(dataset))]
+        for key, text in zip(given_keys, texts, strict=True):
+            assert dataset.row_of(key) == dataset.row_of(text) == texts.index(text)
+        with pytest.raises(KeyError, match="is the key of no sample") as caught:
+            dataset.row_of("no such key")
+        assert show_value(texts[0]) in caught.value.why
+
+
+def test_a_key_that_is_no_text_is_told_too(tmp_path: Path) -> None:
+    keys = [(3, "a"), (4, "b"), 70, 80.5]
+    packed = _NamedBy(keys, tmp_path / "data.lk")
+    packed[0]
+
+    for dataset in (packed, loaderkit.open_cache(tmp_path / "data.lk")):
+        for key in keys:
+            with pytest.raises(OptionError, match="is the key of a sample") as caught:
+                key in dataset  # noqa: B015
+            advised = caught.value.fix.removesuffix(" is its row")
+            assert eval(advised, {"dataset": dataset}) == (
+                True if dataset is packed else keys.index(key)
+            )
+        with pytest.raises(IndexError, match="it is the key of row 2") as missing:
+            dataset[70]
+        assert "dataset.row_of(70)" in missing.value.fix
+        with pytest.raises(IndexError, match="from -1 back"):
+            dataset[71]
+
+
+def test_numbers_that_are_samples_are_looked_for_among_them(tmp_path: Path) -> None:
+    numbers = loaderkit.pack([5, 7, 1], tmp_path / "data.lk", workers=0)
+
+    assert [number in numbers for number in (7, 2, 0)] == [True, False, False]
+    tensors = loaderkit.pack([torch.ones(2)], tmp_path / "t.lk", workers=0)
+    for sought in (3, torch.ones(2), torch.ones(3)):
+        with pytest.raises(OptionError, match="value by value") as caught:
+            sought in tensors  # noqa: B015
+        assert "torch.equal" in caught.value.fix
