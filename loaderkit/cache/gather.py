@@ -17,6 +17,13 @@ column in page cache; in us, of the index what it takes to make it, and to use i
 so small runs are taken through an expanded index, which all fields with the same rows
 share, and large ones are sliced, and the slices joined where they go.
 
+Of a cache that is larger than the processor's, the beginning of each run has to come
+from memory, and numpy's loop reaches one beginning after the other.  So the first rows
+of all runs are taken before, in a call of their own: its loads do not wait for each
+other, and the processor fetches the rest of a run by itself.  128 runs of 12 rows of
+1 B take 5 us instead of 11, of 18 rows of 44 B 29 instead of 40, of 250 rows of 16 B
+85 instead of 99.  To touch more of a run, its half or every 64th byte, took longer.
+
 Side by side, for padded batches, runs of any size are copied slice by slice: an index
 would be needed on both sides.  32 runs of 32 B take 40 us by slices and 24 us by an
 index, 32 of 512 B take 20 us either way, 32 of 8 KiB 47 us by slices and 410 us by an
@@ -43,6 +50,9 @@ SLICE_BYTES = 16 << 10
 """From this mean run size on, slices beat an index."""
 _SLICE_ROWS = 300
 """And from this mean number of rows on, where they are copied as they are."""
+_TOUCHED_ROWS = 12
+"""From this mean number of rows on, the first rows of all runs are touched before.  Of
+8 rows it is as fast either way, and of 4 a tenth slower."""
 FEWEST_SAMPLES = 4
 """Fewer samples of one part are copied slice by slice, whatever their size."""
 _CACHED_BYTES = 1 << 20
@@ -420,6 +430,8 @@ def _take(
 ) -> None:
     """Copy the rows of a whole batch out of one array through an index."""
     index = ranges.row_index()
+    if ranges.total >= _TOUCHED_ROWS * len(ranges.lengths):
+        touch_runs(values, ranges.parts[0].starts)
     # With mode="raise" numpy gathers into a buffer and copies it: twice the time.  That
     # the rows lie in the column was seen from its offsets.
     if add is None and values.dtype == out.dtype and out.flags.c_contiguous:
@@ -427,6 +439,16 @@ def _take(
     else:
         rows = values.take(index, axis=0, mode="clip")
         _store_rows(rows, _addends(add, ranges, out), out)
+
+
+def touch_runs(values: NDArray[Any], starts: Ints) -> None:
+    """Bring the first row of each run to the processor's cache, all at once.
+
+    Args:
+        values: The array ``[n, *rest]`` that the runs lie in.
+        starts: First row of each ``[k]``.
+    """
+    values.take(starts, axis=0, mode="clip")
 
 
 def _addends(add: Ints | None, ranges: RowRanges, out: NDArray[Any]) -> Ints | None:

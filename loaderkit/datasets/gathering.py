@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.cache.gather import RowRanges, expand_ranges, gather_from_array
+from loaderkit.cache.gather import (
+    RowRanges,
+    expand_ranges,
+    gather_from_array,
+    touch_runs,
+)
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dtypes import carrier
 from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
@@ -419,6 +424,7 @@ def _decode_together(
         UnicodeDecodeError: They are no UTF-8.
     """
     begins = ranges.ends + np.arange(len(ranges.ends))
+    touch_runs(values, starts)
     # The place behind the last text may lie outside the column: hence "clip".
     index = expand_ranges(starts, ranges.lengths + 1, begins[:-1])
     joined = values.take(index, mode="clip")
