@@ -12,6 +12,7 @@ open files are allowed can be mapped.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -93,25 +94,54 @@ class AddressRange:
             OSError: The system has no mapping left.
             ValueError: The piece would not lie in the range.
         """
-        if self._address is None or at < 0 or at + nbytes > self._nbytes:
-            msg = f"bytes {at:,} to {at + nbytes:,} of a range of {self._nbytes:,}"
-            raise ValueError(msg)
+        address = self._address_of_piece(nbytes, at)
         flags = mmap.MAP_SHARED | _MAP_FIXED
-        address = self._address + at
         _system_mmap(address, nbytes, mmap.PROT_READ, flags, descriptor, file_start)
 
+    def copy_file(
+        self, descriptor: int, file_start: int, *, nbytes: int, at: int
+    ) -> None:
+        """Read a piece of an open file into memory of the range.
+
+        For what begins within a page of the file, where it cannot be mapped.
+
+        Args:
+            descriptor: The file; it may be closed afterwards.
+            file_start: First byte of the piece in the file.
+            nbytes: Bytes of the piece.
+            at: Where in the range it begins, a multiple of a page.
+
+        Raises:
+            OSError: The system has no memory left, or the file cannot be read.
+            ValueError: The piece would not lie in the range.
+        """
+        address = self._address_of_piece(nbytes, at)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        writable = mmap.PROT_READ | mmap.PROT_WRITE
+        _system_mmap(address, nbytes, writable, flags, -1, 0)
+        room = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+        while room:
+            count = os.preadv(descriptor, [room], file_start)
+            if not count:
+                raise OSError(errno.EIO, "A file ended before what it is said to hold")
+            room, file_start = room[count:], file_start + count
+
     def unmap(self, *, nbytes: int, at: int) -> None:
-        """Let go of a piece of a file; its addresses stay reserved.
+        """Let go of a piece; its addresses stay reserved.
 
         Args:
             nbytes: Bytes of the piece.
             at: Where in the range it begins, a multiple of a page.
         """
+        address = self._address_of_piece(nbytes, at)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        _system_mmap(address, nbytes, _PROT_NONE, flags, -1, 0)
+
+    def _address_of_piece(self, nbytes: int, at: int) -> int:
         if self._address is None or at < 0 or at + nbytes > self._nbytes:
             msg = f"bytes {at:,} to {at + nbytes:,} of a range of {self._nbytes:,}"
             raise ValueError(msg)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        _system_mmap(self._address + at, nbytes, _PROT_NONE, flags, -1, 0)
+        return self._address + at
 
     def as_array(self) -> NDArray[np.uint8]:
         """See the range as bytes ``[nbytes]``, read-only; the array keeps it alive."""

@@ -19,7 +19,7 @@ from loaderkit.cache.placement import Placement, place_side_by_side
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -280,6 +280,7 @@ ROWS_OF_SHARD = np.dtype(
         ("shard", "<i8"),
         ("start", "<i8"),  # byte of the file at which the rows begin
         ("count", "<i8"),
+        ("is_copied", "?"),  # they are read into memory, since they cannot be mapped
         ("rows_per_sample", "<i8"),  # where there are no offsets; else 1
         ("has_offsets", "?"),
         ("offset_start", "<i8"),  # byte of the file at which the offsets begin
@@ -312,6 +313,8 @@ class JoinedArray:
         row_shape: Shape of their rows.
         row_counts: How many rows each has ``[n]``.
         placement: Where each lies.
+        copied_from: Byte of the file at which the rows begin, of those that are read
+            into memory instead of mapped, by their index.
 
     Raises:
         OSError: The process may not have so many addresses.
@@ -323,31 +326,45 @@ class JoinedArray:
         row_shape: tuple[int, ...],
         row_counts: Ints,
         placement: Placement,
+        copied_from: Mapping[int, int],
     ) -> None:
         self._placement, self.row_counts = placement, row_counts
+        self._copied_from = copied_from
         self._addresses = AddressRange(placement.nbytes)
         self.first_rows = placement.first_rows
-        row_bytes = bytes_of_row(dtype, row_shape)
-        flat = self._addresses.as_array()[: placement.row_count * row_bytes]
+        self._row_bytes = bytes_of_row(dtype, row_shape)
+        flat = self._addresses.as_array()[: placement.row_count * self._row_bytes]
         self.rows: NDArray[Any] = flat.view(dtype).reshape(-1, *row_shape)
         """``[n, *row_shape]``; between the shards lies what must not be read."""
 
     def map_shard(self, index: int, descriptor: int) -> None:
-        """Map the rows of one shard.
+        """Map the rows of one shard, or read them.
 
         Args:
             index: Which of the shards.
             descriptor: Its file.
         """
         window = self._placement.window(index)
-        self._addresses.map_file(
-            descriptor, window.file_start, nbytes=window.nbytes, at=window.range_start
-        )
+        if index not in self._copied_from:
+            self._addresses.map_file(
+                descriptor,
+                window.file_start,
+                nbytes=window.nbytes,
+                at=window.range_start,
+            )
+        elif self.row_counts[index]:
+            self._addresses.copy_file(
+                descriptor,
+                self._copied_from[index],
+                nbytes=int(self.row_counts[index]) * self._row_bytes,
+                at=window.range_start,
+            )
 
     def unmap_shard(self, index: int) -> None:
         """Unmap the rows of one shard; its addresses stay reserved."""
         window = self._placement.window(index)
-        self._addresses.unmap(nbytes=window.nbytes, at=window.range_start)
+        if window.nbytes:
+            self._addresses.unmap(nbytes=window.nbytes, at=window.range_start)
 
     def rows_of(self, index: int) -> NDArray[Any]:
         """Give the rows of one shard, which is mapped."""
@@ -357,7 +374,11 @@ class JoinedArray:
 
 
 def join_arrays(
-    dtype: str, row_shape: tuple[int, ...], starts: Ints, counts: Ints
+    dtype: str,
+    row_shape: tuple[int, ...],
+    starts: Ints,
+    counts: Ints,
+    is_copied: Bools | None = None,
 ) -> JoinedArray | None:
     """Make room for arrays side by side.
 
@@ -366,16 +387,22 @@ def join_arrays(
         row_shape: Shape of their rows.
         starts: Byte of its file at which each begins ``[n]``.
         counts: How many rows each has ``[n]``.
+        is_copied: Which are read into memory instead of mapped ``[n]``; None for none.
 
     Returns:
         The arrays, not mapped yet; None where there is no room.
     """
     row_bytes = bytes_of_row(dtype, row_shape)
+    copied_from: dict[int, int] = {}
+    if is_copied is not None:
+        [copied] = is_copied.nonzero()
+        copied_from = dict(zip(copied.tolist(), starts[copied].tolist(), strict=True))
+        starts = np.where(is_copied, 0, starts)  # a copy begins at a page
     placement = place_side_by_side(starts, counts, row_bytes, mmap.PAGESIZE)
     if placement is None:
         return None
     try:
-        return JoinedArray(dtype, row_shape, counts, placement)
+        return JoinedArray(dtype, row_shape, counts, placement, copied_from)
     except OSError:
         return None  # a limit on addresses (ulimit -v): shard by shard needs fewer
 

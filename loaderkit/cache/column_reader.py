@@ -4,8 +4,7 @@ The shards of a column fall into *parts* (column_parts.py).  Shards whose rows h
 dtype and shape are one part: mapped side by side and read as one array, so that a batch
 takes as long from 500 files as from one.  What cannot be joined is a part for each
 shard: compressed values, values of several shapes, columns that only some samples have,
-a few hundred bytes at the end of a cache, and everything on systems that cannot map
-side by side.
+and everything on systems that cannot map side by side.
 """
 
 from __future__ import annotations
@@ -66,6 +65,12 @@ class Grouping:
     """Number of the part of each shard, or ``ABSENT``; None where all are in one."""
     key: int
     """Equal for columns whose shards are grouped alike."""
+
+
+MAX_COPIED_SHARDS = 256
+"""Of a column, so many shards are read into memory at most: 1 MiB of pages."""
+MAX_COPIED_BYTES = 4096
+"""Chosen: what is larger begins at a page, or was packed by an old release."""
 
 
 class _RowLayout(NamedTuple):
@@ -356,6 +361,7 @@ class ColumnReader:
         by every other batch, and gathering from two parts takes twice as long.
         """
         few_are_alike = 2 * self._count_placed_alike() < self._count_shards()
+        most_copied = 0 if few_are_alike else MAX_COPIED_SHARDS
         alike: dict[_RowLayout, list[_RowsOfGroup]] = defaultdict(list)
         for group, column in self._groups():
             array = group.schema.array[column.values]
@@ -363,10 +369,13 @@ class ColumnReader:
             if not every_sample_has_rows or array.chunk_index is not None:
                 continue
             of_shards = self._describe_rows(group, column)
-            begins_at_page = are_placed_alike(group, column.offsets)
+            leading_axes = self._leading_axes(column.offsets, array.axes)
+            begins_at_page, is_copied = place_shards(
+                group, column, most_copied, is_of_one_length=leading_axes > 0
+            )
+            of_shards["is_copied"] = is_copied
             if few_are_alike:
                 begins_at_page[:] = False
-            leading_axes = self._leading_axes(column.offsets, array.axes)
             for row_shape, in_group in group.by_row_shape(column.values, leading_axes):
                 for at_page in (True, False):
                     chosen = in_group[begins_at_page[in_group] == at_page]
@@ -382,6 +391,7 @@ class ColumnReader:
             of_shards = of_shards[of_shards["shard"].argsort()]
             starts, counts = of_shards["start"], of_shards["count"]
             fits = can_be_placed(starts, counts, row_bytes, mmap.PAGESIZE)
+            fits |= of_shards["is_copied"]
             if np.count_nonzero(fits) > 1:
                 offsets = tuple(rows.offsets for rows in groups)
                 yield JoinableRows(
@@ -422,7 +432,10 @@ class ColumnReader:
         """Read rows of several shards as one array; None where there is no room."""
         of_shards = joinable.of_shards
         starts, counts = of_shards["start"], of_shards["count"]
-        values = join_arrays(joinable.dtype, joinable.row_shape, starts, counts)
+        is_copied = of_shards["is_copied"]
+        values = join_arrays(
+            joinable.dtype, joinable.row_shape, starts, counts, is_copied
+        )
         if values is None:
             return None
         offsets = None
@@ -506,15 +519,85 @@ def are_placed_alike(group: ShardGroup, offsets: str | None) -> Bools:
 
     A column that shares its offsets with no other is placed as it can be.
     """
+    alike = np.ones(len(group), bool)
+    for column in _columns_placed_together(group, offsets):
+        alike &= _begins_at_page(group, column)
+    return alike
+
+
+def place_shards(
+    group: ShardGroup,
+    column: ColumnSchema,
+    most_copied: int,
+    *,
+    is_of_one_length: bool,
+) -> tuple[Bools, Bools]:
+    """Say how the rows of a column are brought side by side in the shards of a group.
+
+    Arrays of less than 512 B begin within a page, and a part of its own for each of
+    them would slow down every batch: 5 of 500 shards whose samples have a byte an atom
+    made a batch of molecules take half as long again.  So they are read into memory,
+    a page each, where they are few.
+
+    Args:
+        group: The shards.
+        column: One that is mapped, and of which every sample has rows.
+        most_copied: If more shards than this are concerned, none is read.
+        is_of_one_length: The samples of each shard are joined and have no offsets, as
+            in a shard of one sample; in others they may share theirs.
+
+    Returns:
+        Where it is placed like those that share its offsets ``[k]``, and where it has
+        to be read for that ``[k]``.
+    """
+    together = _columns_placed_together(group, column.offsets)
+    alike = are_placed_alike(group, column.offsets)
+    is_mapped = _begins_at_page(group, column)
+    is_odd = ~alike
+    if not together:
+        if not is_of_one_length:
+            is_mapped |= _fits_any_page(group, column)
+        is_odd = ~is_mapped
+    if np.count_nonzero(is_odd) > most_copied:
+        return alike, np.zeros(len(group), bool)
+
+    can_be_alike = np.ones(len(group), bool)
+    for sharing in together or [column]:
+        can_be_alike &= _begins_at_page(group, sharing) | _is_small(group, sharing)
+    return alike | can_be_alike, can_be_alike & ~is_mapped
+
+
+def _columns_placed_together(
+    group: ShardGroup, offsets: str | None
+) -> list[ColumnSchema]:
+    """List the mapped columns that share offsets; none if it is only one."""
     columns = [column for _, column in group.schema.columns]
     sharing = [column for column in columns if column.offsets == offsets]
-    alike = np.ones(len(group), bool)
     if offsets is None or len(sharing) == 1:
-        return alike
-    for column in sharing:
-        if group.schema.array[column.values].chunk_index is None:
-            alike &= group.offset_or_chunk_rows(column.values) % mmap.PAGESIZE == 0
-    return alike
+        return []
+    return [
+        column
+        for column in sharing
+        if group.schema.array[column.values].chunk_index is None
+    ]
+
+
+def _begins_at_page(group: ShardGroup, column: ColumnSchema) -> Bools:
+    at_page: Bools = group.offset_or_chunk_rows(column.values) % mmap.PAGESIZE == 0
+    return at_page & (group.nbytes(column.values) > 0)  # what is empty has no place
+
+
+def _fits_any_page(group: ShardGroup, column: ColumnSchema) -> Bools:
+    """Tell where a column can lie a whole number of rows behind any page ``[k]``."""
+    sizes = group.shape(column.values)
+    starts = group.offset_or_chunk_rows(column.values)
+    row_bytes = group.nbytes(column.values) // np.maximum(sizes[0], 1)
+    return can_be_placed(starts, sizes[0], np.maximum(row_bytes, 1), mmap.PAGESIZE)
+
+
+def _is_small(group: ShardGroup, column: ColumnSchema) -> Bools:
+    is_small: Bools = group.nbytes(column.values) <= MAX_COPIED_BYTES
+    return is_small
 
 
 def _are_sample_numbers(rows: Ints, sample_count: int) -> bool:

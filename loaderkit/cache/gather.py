@@ -431,7 +431,8 @@ def _take(
     """Copy the rows of a whole batch out of one array through an index."""
     index = ranges.row_index()
     if ranges.total >= _TOUCHED_ROWS * len(ranges.lengths):
-        touch_runs(values, ranges.parts[0].starts)
+        # By the index: a sample without rows may begin where no file is mapped.
+        touch_runs(values, index.take(ranges.ends[:-1], mode="clip"))
     # With mode="raise" numpy gathers into a buffer and copies it: twice the time.  That
     # the rows lie in the column was seen from its offsets.
     if add is None and values.dtype == out.dtype and out.flags.c_contiguous:
@@ -446,7 +447,7 @@ def touch_runs(values: NDArray[Any], starts: Ints) -> None:
 
     Args:
         values: The array ``[n, *rest]`` that the runs lie in.
-        starts: First row of each ``[k]``.
+        starts: A row of each ``[k]``, such as its first.
     """
     values.take(starts, axis=0, mode="clip")
 

@@ -64,13 +64,15 @@ class Placement:
         return Window(int(self.file_starts[shard]), start, stop - start)
 
 
-def can_be_placed(starts: Ints, counts: Ints, row_bytes: int, page: int) -> Bools:
+def can_be_placed(
+    starts: Ints, counts: Ints, row_bytes: int | Ints, page: int
+) -> Bools:
     """Tell which rows can lie a whole number of rows behind any page.
 
     Args:
         starts: Byte of its file at which the rows of each shard begin ``[n]``.
         counts: How many they are ``[n]``.
-        row_bytes: Bytes of a row, at least one.
+        row_bytes: Bytes of a row, at least one; in each shard ``[n]`` if they differ.
         page: Bytes of a page, a power of two.
 
     Returns:

@@ -305,13 +305,17 @@ class SampleSelection:
         Raises:
             CacheError: A file cannot be read.
         """
-        grouping, number = column.grouping, 0
-        if grouping.part_of_shard is not None:
-            groups = self._group_positions(grouping)
-            number = groups[0][0]
-            if len(groups) > 1 or number == ABSENT:
+        number = 0
+        if column.grouping.part_of_shard is not None:
+            number = self._only_number(column.grouping)
+            if number == ABSENT:
                 return None
         return column.part(number, self.unique_shards)
+
+    def _only_number(self, grouping: Grouping) -> int:
+        """Give the number of the part that has all samples; ``ABSENT`` if none has."""
+        groups = self._group_positions(grouping)
+        return groups[0][0] if len(groups) == 1 else ABSENT
 
     def _group_positions(self, grouping: Grouping) -> list[tuple[int, Ints | None]]:
         """Group the positions of the samples by part, once for a batch."""
@@ -356,14 +360,21 @@ class SampleSelection:
             there are several, they are compressed, larger than memory, or have offsets
             to check.  And the ranges of rows, as ``row_ranges`` gives them.
         """
+        number = 0
         if column.grouping.part_of_shard is not None:
-            return None, self.row_ranges(column)
-        part = column.part(0, self.unique_shards)
-        ranges = self._row_ranges.get(part.layout_key)
+            number = self._only_number(column.grouping)
+            if number == ABSENT:
+                return None, self.row_ranges(column)
+        part = column.part(number, self.unique_shards)
+        key = part.layout_key
+        if column.grouping.part_of_shard is not None:
+            # As ``row_ranges`` has it: columns may number their parts differently.
+            key = ((number, key),)
+        ranges = self._row_ranges.get(key)
         if ranges is None:
             starts, lengths = part.locate_rows(self.samples, self.shards)
             in_part = PartRanges(
-                0,
+                number,
                 starts,
                 lengths,
                 None,
@@ -371,7 +382,7 @@ class SampleSelection:
                 unique_shards=self.unique_shards,
                 has_single_rows=part.has_single_rows,
             )
-            ranges = self._row_ranges[part.layout_key] = RowRanges((in_part,), lengths)
+            ranges = self._row_ranges[key] = RowRanges((in_part,), lengths)
         return part.ready_values, ranges
 
     def _all_in_part(self, column: ColumnReader, number: int) -> PartSelection:

@@ -424,11 +424,14 @@ def _decode_together(
         UnicodeDecodeError: They are no UTF-8.
     """
     begins = ranges.ends + np.arange(len(ranges.ends))
-    touch_runs(values, starts)
-    # The place behind the last text may lie outside the column: hence "clip".
     index = expand_ranges(starts, ranges.lengths + 1, begins[:-1])
+    # What lies behind a text may be no memory: where a file ends with its page, the
+    # next is perhaps not mapped yet.  So any byte of a text is read there.
+    behind = begins[1:] - 1
+    index[behind] = starts[ranges.lengths.argmax()]
+    touch_runs(values, index.take(begins[:-1]))
     joined = values.take(index, mode="clip")
-    joined[begins[1:] - 1] = 0
+    joined[behind] = 0
     texts = joined.tobytes().decode().split("\0")
     texts.pop()  # what is behind the last NUL
     return texts

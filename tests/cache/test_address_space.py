@@ -46,6 +46,24 @@ def test_pieces_of_files_lie_side_by_side(files):
         assert (array[start : start + 100] == number + 1).all()
 
 
+def test_pieces_of_files_are_read_from_any_byte_on(files):
+    addresses = AddressRange(3 * PAGE)
+    addresses.map_file(files[0], 0, nbytes=PAGE, at=0)
+
+    addresses.copy_file(files[1], PAGE - 7, nbytes=50, at=PAGE)
+
+    array = addresses.as_array()
+    assert (array[:PAGE] == 1).all()
+    assert array[PAGE : 2 * PAGE].tolist() == [2] * 50 + [0] * (PAGE - 50)
+
+
+def test_a_file_that_ends_before_the_piece_is_an_error(files):
+    addresses = AddressRange(PAGE)
+
+    with pytest.raises(OSError, match="ended before"):
+        addresses.copy_file(files[1], PAGE + 90, nbytes=50, at=0)
+
+
 @pytest.mark.slow
 def test_an_array_keeps_the_range_alive_and_cannot_be_written_to(files):
     addresses = AddressRange(PAGE)

@@ -1,7 +1,9 @@
 """A batch from many shards is the samples end to end, however few files may be open."""
 
+import faulthandler
 import os
 import resource
+import signal
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderkit.cache import column_parts as column_parts_module
+from loaderkit.cache import column_reader as column_reader_module
 from loaderkit.cache import shards as shards_module
 from loaderkit.cache.address_space import is_available
 from loaderkit.cache.build import open_build
@@ -18,7 +21,11 @@ from loaderkit.cache.column_parts import JoinedPart
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.gather import RowRanges
 from loaderkit.cache.store import Store
+from loaderkit.datasets.gathering import BatchGather
+from loaderkit.datasets.kinds import ColumnSpec, Kind
 from loaderkit.errors import CacheError, DamagedCacheError
+
+BYTES = ColumnSpec("t", Kind.STR, "|u1", 1, axis=0, name="t")
 
 
 def write_cache(path, shards, compression=None):
@@ -186,28 +193,143 @@ def test_columns_with_the_same_offsets_are_looked_up_once_whatever_the_shards(tm
     assert len(ranges[0].parts) == 1
 
 
-@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
-@pytest.mark.parametrize(("large_shards", "parts"), [(2, 1), (6, 2), (8, 1)])
-def test_few_shards_whose_columns_begin_at_pages_are_no_part_of_their_own(
-    tmp_path, large_shards, parts
-):
-    # Arrays from half a kilobyte on begin at pages: x always does, z in large shards.
-    sizes = [60] * large_shards + [10] * (8 - large_shards)
-    generator = np.random.default_rng(0)
+def features_and_masks(sizes, generator):
+    """Draw shards of so many samples: x begins at pages, z only in large shards."""
     shards = []
     for size in sizes:
         nodes = generator.integers(15, 30, size)
         x = [generator.random((count, 11)).astype("<f4") for count in nodes]
         shards.append([{"x": rows, "z": rows[:, 0] > 0.5} for rows in x])
+    return shards
+
+
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+@pytest.mark.parametrize("large_shards", [2, 6, 8])
+@pytest.mark.parametrize(("most_copied", "parts_of_six"), [(256, 1), (1, 2)])
+def test_few_shards_that_begin_elsewhere_in_their_pages_are_no_part_of_their_own(
+    tmp_path, monkeypatch, large_shards, most_copied, parts_of_six
+):
+    monkeypatch.setattr(column_reader_module, "MAX_COPIED_SHARDS", most_copied)
+    sizes = [60] * large_shards + [10] * (8 - large_shards)
+    shards = features_and_masks(sizes, np.random.default_rng(0))
     store = Store(write_cache(tmp_path / "c", shards))
 
     column = store.column("x")
 
+    parts = parts_of_six if large_shards == 6 else 1
     assert len(column.grouping.first_shards) == parts
     rows = [0, 9, len(store) - 1, 10]
     gathered, _ = gather_column(store, "x", rows, "<f4", (11,))
     samples = [sample for shard in shards for sample in shard]
     assert np.array_equal(gathered, np.concatenate([samples[row]["x"] for row in rows]))
+
+
+def shards_of_molecules(sizes, with_edges, generator):
+    shards = []
+    for size, has_edges in zip(sizes, with_edges, strict=True):
+        samples = list(random_molecules(size, generator))
+        for sample in samples:
+            edges = len(sample["x"]) * has_edges
+            sample["z"] = sample["x"][:, 0] > 0.5
+            sample["edge_attr"] = generator.random((edges, 3)).astype("<f4")
+            sample["edge_type"] = generator.integers(0, 9, edges).astype("|u1")
+        shards.append(samples)
+    return shards
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_few_small_shards_do_not_split_a_column(folders, small, random):
+    described = [(60, True)] * (len(small) + 1) + small
+    random.shuffle(described)
+    generator = np.random.default_rng(random.getrandbits(32))
+    shards = shards_of_molecules(*zip(*described, strict=True), generator)
+    rows = generator.permutation(sum(map(len, shards)))
+    samples = [sample for shard in shards for sample in shard]
+    store = Store(write_cache(folders(), shards))
+    for name, first in samples[0].items():
+        wanted = np.concatenate([samples[row][name] for row in rows])
+        got, _ = gather_column(store, name, rows, first.dtype, first.shape[1:])
+
+        assert len(store.column(name).grouping.first_shards) == 1
+        assert np.array_equal(got, wanted)
+    store.let_go()
+
+
+def status_in_a_fork(read):
+    """Call a function in a child process; 0, or the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        read()
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+# The rows of a shard are one page, and the next file is not mapped: what lies behind
+# them is no memory.
+LENGTHS_OF_A_PAGE = {
+    "all alike": [32] * 128,
+    "an empty one at the end": [64, *[32] * 126, 0],
+    "an empty one at the beginning": [0, *[32] * 126, 64],
+}
+
+
+@pytest.fixture(params=LENGTHS_OF_A_PAGE.values(), ids=LENGTHS_OF_A_PAGE)
+def store_of_pages(request, tmp_path):
+    samples = [{"t": np.full(length, 97, "|u1")} for length in request.param]
+    return Store(write_cache(tmp_path / "c", [samples] * 3))
+
+
+ROWS_AT_BOTH_ENDS = np.array([0, 1, 125, 126, 127])
+
+
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: BatchGather(store, ROWS_AT_BOTH_ENDS).texts(BYTES),
+        lambda store: gather_column(store, "t", ROWS_AT_BOTH_ENDS, "|u1"),
+    ],
+    ids=["texts", "rows"],
+)
+def test_nothing_is_read_behind_the_last_row_of_a_file(store_of_pages, read):
+    assert status_in_a_fork(lambda: read(store_of_pages)) == 0
+
+
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+def test_what_would_be_read_there_ends_the_process(store_of_pages):
+    def read_one_row_more():
+        column = store_of_pages.column("t")
+        values, ranges = store_of_pages.select(ROWS_AT_BOTH_ENDS).locate(column)
+        values.take(ranges.parts[0].starts + ranges.lengths, mode="clip")
+
+    assert status_in_a_fork(read_one_row_more) in {signal.SIGSEGV, signal.SIGBUS}
+
+
+@pytest.mark.skipif(not is_available(), reason="files cannot lie side by side here")
+def test_of_a_shard_that_is_read_into_memory_changed_bytes_are_an_error(tmp_path):
+    shards = features_and_masks([60, 60, 3], np.random.default_rng(0))
+    path = write_cache(tmp_path / "c", shards)
+    store, rows = Store(path), list(range(123))
+    gather_column(store, "z", rows, "?")
+    shard = store.manifest.shards[2]
+
+    with (path / shard.file).open("r+b") as file:
+        file.seek(shard.arrays[shard.columns["z"].values].offset)
+        file.write(b"\x02")
+
+    def read_nine_batches():  # each looks at the times of some of the shards
+        for _ in range(9):
+            gather_column(store, "z", rows, "?")
+
+    with pytest.raises(DamagedCacheError):
+        read_nine_batches()
 
 
 @pytest.mark.parametrize("cut", [0, 3, 7])
