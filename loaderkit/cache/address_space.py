@@ -121,10 +121,11 @@ class AddressRange:
         _system_mmap(address, nbytes, writable, flags, -1, 0)
         room = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
         while room:
-            count = os.preadv(descriptor, [room], file_start)
-            if not count:
+            content = os.pread(descriptor, len(room), file_start)
+            if not content:
                 raise OSError(errno.EIO, "A file ended before what it is said to hold")
-            room, file_start = room[count:], file_start + count
+            room[: len(content)] = content
+            room, file_start = room[len(content) :], file_start + len(content)
 
     def unmap(self, *, nbytes: int, at: int) -> None:
         """Let go of a piece; its addresses stay reserved.
