@@ -1,5 +1,6 @@
 """Skips by capability, said aloud; and the profile for hypothesis."""
 
+import functools
 import gc
 import importlib.util
 import multiprocessing
@@ -11,6 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from huge_pages import collapse_pages
 from hypothesis import HealthCheck, settings
 
 # Importing all tests makes 1.3 million objects, and nearly all of them stay: without
@@ -104,6 +106,14 @@ def _collections_pass_over_what_stays(request):
     else:
         gc.collect()
         gc.freeze()
+        if hasattr(request.config, "workerinput"):
+            # A process of xdist runs hundreds of tests that fork.
+            _collapse_pages_once()
+
+
+@functools.cache
+def _collapse_pages_once():
+    collapse_pages()
 
 
 @pytest.hookimpl(tryfirst=True)
