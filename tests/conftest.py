@@ -122,13 +122,43 @@ def pytest_runtestloop():
     gc.enable()
 
 
+LONG_FILES = (
+    "cli/test_watch.py",
+    "leaks/test_cases.py",
+    "tests/test_examples.py",
+    "tests/test_platforms.py",
+)
+"""Ends of the paths of files with tests that take 10 s or longer."""
+
+
+def begin_shares_with_long_tests(items, process_count):
+    """Order tests so that none which takes long is left for the end of a run.
+
+    pytest-xdist first deals out shares of as many tests, in their order; a process that
+    is done takes over what another has not begun.  Where a long test comes last, all
+    the others wait for it.
+    """
+    long_tests = [item for item in items if str(item.path).endswith(LONG_FILES)]
+    others = [item for item in items if not str(item.path).endswith(LONG_FILES)]
+    ordered = []
+    for number in range(process_count):
+        begin, end = (
+            len(others) * place // process_count for place in (number, number + 1)
+        )
+        ordered += long_tests[number::process_count] + others[begin:end]
+    return ordered
+
+
 QUICK_SHARE = 4
 """Of a law's many cases, one in so many runs among the quick tests."""
 
 
 # before pytest leaves out what -m does not choose
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        process_count = config.workerinput["workercount"]
+        items[:] = begin_shares_with_long_tests(items, process_count)
     for item in items:
         # By a checksum of its name: every fourth would be the same value of a parameter
         # that has four.
