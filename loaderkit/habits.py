@@ -27,6 +27,11 @@ def _hints(names: str, hint: Hint) -> dict[str, Hint]:
     return dict.fromkeys(names.split(), hint)
 
 
+_BY_ROWS = "samples are chosen by their rows, and joined by what reads them"
+_NO_FILES = "no file is written for a choice of rows"
+_FILES_OF_CHOICES = (
+    "keep_in_memory indices_cache_file_name writer_batch_size new_fingerprint"
+)
 _OF_DATASET = "a dataset knows how its own fields are joined"
 _OF_SAMPLES = "what is done to each sample is the dataset's"
 _OF_LOADER = "batches are the loader's"
@@ -35,6 +40,7 @@ _MADE_BY_LOAD = "keys() names the samples and load(key) makes one, once"
 _OPTIONS_FROM = "from loaderkit.datasets.pack import PackOptions"
 _NO_SPLITS = "a cache has rows and no splits"
 _OF_WINDOWS = "which windows there are is said by keys(), and load(start) cuts one"
+_OF_ONE_GRAPH = "it samples from one graph; this loader joins many"
 _JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
 
 _BUILD_LOADER: Mapping[str, Hint] = {
@@ -106,10 +112,45 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
     "split": Hint('dataset.train_test_split(0.1)["train"]', _NO_SPLITS),
     **_hints(
-        "num_neighbors input_nodes",
+        "num_neighbors input_nodes input_time input_id is_sorted replace disjoint "
+        "subgraph_type directed temporal_strategy time_attr weight_attr "
+        "filter_per_worker transform_sampler_output custom_cls neighbor_sampler "
+        "node_sampler edge_index node_idx sizes return_e_id",
+        Hint("torch_geometric.loader.NeighborLoader(graph, ...)", _OF_ONE_GRAPH),
+    ),
+    **_hints(
+        "link_sampler edge_label edge_label_index edge_label_time neg_sampling "
+        "neg_sampling_ratio",
+        Hint("torch_geometric.loader.LinkNeighborLoader(graph, ...)", _OF_ONE_GRAPH),
+    ),
+    **_hints(
+        "cluster_data num_parts",
+        Hint("torch_geometric.loader.ClusterLoader(...)", _OF_ONE_GRAPH),
+    ),
+    **_hints(
+        "walk_length sample_coverage save_dir log",
+        Hint("torch_geometric.loader.GraphSAINTSampler(graph, ...)", _OF_ONE_GRAPH),
+    ),
+    "depth": Hint(
+        "torch_geometric.loader.ShaDowKHopSampler(graph, ...)", _OF_ONE_GRAPH
+    ),
+    **_hints(
+        "data_source num_samples replacement",
         Hint(
-            "torch_geometric.loader.NeighborLoader(graph, ...)",
-            "it samples from one graph; this loader joins many",
+            "sampler=torch.utils.data.RandomSampler(dataset, num_samples=1000)",
+            "which samples are drawn is said by a sampler",
+        ),
+    ),
+    "indices": Hint("build_loader(dataset[indices])", "rows are the dataset's"),
+    **_hints(
+        "loader loaders dataloader",
+        Hint("build_loader(loader.dataset)", "it takes a dataset and makes batches"),
+    ),
+    **_hints(
+        "profile_batches profile_skip_batches profile_dir profile_cprofile",
+        Hint(
+            "with torch.profiler.profile(): for batch in loader",
+            "a profiler sees the wait for each batch",
         ),
     ),
 }
@@ -154,6 +195,7 @@ _PACK: Mapping[str, Hint] = {
     **_hints("pattern glob", Hint('pack(PtFolder(path, pattern="*.pt"), ...)')),
 }
 
+_MIRRORED = "shards of a store are mirrored to a folder on local disk"
 _OF_STORE = "the file system of a URL takes it, and is made with storage_options"
 
 _DATASET: Mapping[str, Hint] = {
@@ -197,10 +239,49 @@ _DATASET: Mapping[str, Hint] = {
         Hint('pad_value=0, or pad_value={"labels": -100}'),
     ),
     **_hints("transforms augment augmentation preprocess fn", Hint("transform=f")),
-    **_hints("samples data data_list dataset", Hint("loaderkit.pack(samples, path)")),
+    **_hints(
+        "samples data data_list dataset arrow_table indices_table ex_iterable",
+        Hint("loaderkit.pack(samples, path)"),
+    ),
+    **_hints(
+        "input_dir remote",
+        Hint('cache="s3://bucket/name"', "a cache in a store is named by its URL"),
+    ),
+    "local": Hint('mirror="/local/disk/mirror"', _MIRRORED),
+    **_hints("max_cache_size cache_limit", Hint('mirror_bytes="200 GB"', _MIRRORED)),
+    **_hints(
+        "max_pre_download predownload",
+        Hint("drop it", "shards come at most 4 GiB ahead of the loop"),
+    ),
+    **_hints(
+        "download_retry download_timeout on_exception",
+        Hint("drop it", "a request is tried again, and ends within 4 minutes"),
+    ),
+    "keep_zip": Hint("drop it", "shards are mapped as they are in the store"),
+    "validate_hash": Hint('checksums="once"'),
+    **_hints(
+        "subsample epoch_size length",
+        Hint("dataset[:0.1]", "rows are chosen from the dataset"),
+    ),
+    **_hints(
+        "shuffle_algo shuffle_seed shuffle_block_size item_shuffle_window "
+        "partition_algo num_canonical_nodes sampling_method sampling_granularity "
+        "replication resume reset_rngs force_override_state_dict distributed",
+        Hint('build_loader(dataset, shuffle="block", seed=0)', _OF_LOADER),
+    ),
+    **_hints(
+        "datasets streams weights iterate_over_all batching_method stream_name "
+        "stream_config",
+        Hint("torch.utils.data.ConcatDataset(datasets)", "it is one cache"),
+    ),
+    **_hints(
+        "backend schema item_loader serializers encryption index_path formatting "
+        "batch_decode window_direct_io info fingerprint allow_unsafe_types",
+        Hint("drop it", "samples are columns in HDF5 files, which say what they are"),
+    ),
     **_hints(
         "endpoint_url endpoint anon key secret token profile region client_kwargs "
-        "fs filesystem",
+        "fs filesystem session_options token_per_repo_id",
         Hint('storage_options={"profile": "training"}', _OF_STORE),
     ),
 }
@@ -263,10 +344,18 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     },
     "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
     "assert_fits": {**_STEP, **_LIMIT, "target": Hint('device="cuda"')},
-    "batch": _hints(
-        "batch_size drop_last_batch num_proc",
-        Hint("build_loader(dataset, batch_size=32)", _OF_LOADER),
-    ),
+    "batch": {
+        **_hints(
+            "batch_size drop_last_batch num_proc",
+            Hint("build_loader(dataset, batch_size=32)", _OF_LOADER),
+        ),
+        "by_column": Hint("dataset.batch((dataset[name] == 3).nonzero())", _BY_ROWS),
+        "new_fingerprint": Hint("drop it", _NO_FILES),
+    },
+    "collate": {"data_list": Hint("dataset.collate(samples)")},
+    "select": _hints(_FILES_OF_CHOICES, Hint("drop it", _NO_FILES)),
+    "shard": _hints(_FILES_OF_CHOICES, Hint("drop it", _NO_FILES)),
+    "subset": {"indices": Hint("dataset[indices]")},
 }
 """By function or class, by keyword."""
 
@@ -330,6 +419,22 @@ LOADER: Mapping[str, Hint] = {
     ),
     **_hints("map transform", Hint("build_loader(dataset, batch_transform=f)")),
     "collate": Hint("loader.collate_fn"),
+    **_hints("clear shutdown", Hint("loader.close()")),
+    **_hints(
+        "enable_cpu_affinity enable_multithreading",
+        Hint(
+            "taskset -c 0-7 python train.py, or torch.set_num_threads(8)",
+            "the system decides which CPUs a worker has",
+        ),
+    ),
+    "enable_memory_log": Hint("with MemoryMeter() as meter: ..."),
+    "non_blocking_transfer": Hint(
+        "build_loader(dataset, device), which copies beside the step"
+    ),
+    **_hints(
+        "sample filter_fn",
+        Hint("torch_geometric.loader.NeighborLoader(graph, ...)", _OF_ONE_GRAPH),
+    ),
 }
 """Attributes of a loader."""
 
@@ -523,7 +628,6 @@ NUMBERS: Mapping[str, str] = {
 }
 """The number of an object that is probably computed or compared with, by class."""
 
-_BY_ROWS = "samples are chosen by their rows, and joined by what reads them"
 _ONE_AFTER_THE_OTHER = "batches are made one after the other"
 
 OPERATORS: Mapping[str, Mapping[str, Hint]] = {

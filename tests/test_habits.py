@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+import torch_geometric.data
 import torch_geometric.loader
 from torch.utils.data import TensorDataset
 
@@ -120,30 +121,71 @@ def test_a_misspelt_keyword_is_answered_with_the_nearest(name, keyword):
     assert repr(keyword) in error_of_keyword(name, misspelt).fix
 
 
-LOADERS_ELSEWHERE = [
-    torch.utils.data.DataLoader,
-    torch.utils.data.DistributedSampler,
-    torch_geometric.loader.DataLoader,
-    torch_geometric.loader.DynamicBatchSampler,
-    torch_geometric.loader.DataListLoader,
-]
-
-
-@pytest.mark.parametrize(
-    "loader", LOADERS_ELSEWHERE, ids=lambda loader: loader.__name__
-)
-def test_every_keyword_of_other_loaders_is_taken_or_answered_by_name(loader):
-    parameters = inspect.signature(loader).parameters.values()
-    keywords = {
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD
+def classes_of(*modules, named):
+    """List the public classes of libraries whose names end so, by name."""
+    return {
+        name: kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and name.endswith(named) and name[0] != "_"
     }
 
-    for keyword in keywords - keywords_of("build_loader"):
-        assert not error_of_keyword("build_loader", keyword).fix.startswith(
-            "it is one of"
-        ), keyword
+
+LIBRARIES = (torch.utils.data, torch_geometric.loader)
+LOADERS_ELSEWHERE = classes_of(*LIBRARIES, named=("Loader", "Sampler"))
+
+
+def keywords_in(kind):
+    """Name the keywords of a class of another library, but for what it reads."""
+    parameters = inspect.signature(kind).parameters.values()
+    names = {
+        p.name for p in parameters if p.kind not in {p.VAR_KEYWORD, p.VAR_POSITIONAL}
+    }
+    return names - {"data", "dataset"}
+
+
+@pytest.mark.parametrize("name", sorted(LOADERS_ELSEWHERE))
+def test_every_keyword_of_other_loaders_is_taken_or_answered_by_name(name):
+    keywords = keywords_in(LOADERS_ELSEWHERE[name])
+
+    assert keywords - keywords_of("build_loader") <= {*KEYWORDS["build_loader"]}
+
+
+STREAMS_ELSEWHERE = {
+    "litdata": """
+        input_dir cache_dir item_loader shuffle drop_last seed serializers
+        max_cache_size subsample encryption storage_options session_options
+        max_pre_download index_path force_override_state_dict transform
+        num_canonical_nodes batch_decode item_shuffle_window window_direct_io
+        datasets weights iterate_over_all batching_method length resume reset_rngs
+    """,
+    "MosaicML streaming": """
+        streams remote local split download_retry download_timeout validate_hash
+        keep_zip epoch_size predownload cache_limit sampling_method
+        sampling_granularity partition_algo num_canonical_nodes batch_size shuffle
+        shuffle_algo shuffle_seed shuffle_block_size batching_method
+        allow_unsafe_types replication stream_name stream_config
+    """,
+}
+"""The arguments of their datasets, which need not be installed here."""
+MAKING_DATASETS = {
+    **{name: set(names.split()) for name, names in STREAMS_ELSEWHERE.items()},
+    **{
+        name: keywords_in(kind)
+        for name, kind in classes_of(
+            torch.utils.data, torch_geometric.data, named="Dataset"
+        ).items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(MAKING_DATASETS))
+@pytest.mark.parametrize("ours", ["SafeDataset", "SafeGraphDataset"])
+def test_every_keyword_of_other_datasets_is_taken_or_answered_by_name(name, ours):
+    # A subset has rows of its own, which are given in brackets here.
+    unknown = MAKING_DATASETS[name] - keywords_of(ours) - {"indices", "tensors"}
+
+    assert unknown <= {*KEYWORDS[ours]}
 
 
 # ---- things
@@ -372,6 +414,16 @@ def test_an_attribute_of_other_loaders_is_answered_and_shadows_none():
         assert not hasattr(loader, name)  # as trainers ask
     with pytest.raises(AttributeError, match="no attribute 'anything'"):
         _ = loader.anything
+
+
+@pytest.mark.parametrize("name", sorted(LOADERS_ELSEWHERE))
+def test_every_attribute_of_other_loaders_is_there_or_answered_by_name(name):
+    theirs = dir(LOADERS_ELSEWHERE[name])
+    ours = dir(build_loader(SAMPLES, batch_size=2))
+
+    missing = {*theirs} - {*ours} - {*LOADER}
+
+    assert {attribute for attribute in missing if attribute[0] != "_"} == set()
 
 
 def test_a_batch_asked_of_a_loader_by_its_number_is_answered():

@@ -135,9 +135,16 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     "share_memory_": (_ON_DISK, "nothing: processes map the same files"),
     "save": ("a cache is written once", _FROM_A_LIST),
     "to_on_disk_dataset": ("it is on disk already", "dataset.cache is its folder"),
-    "to_datapipe": (
-        "a cache is read by its rows",
-        "build_loader(dataset); or IterableWrapper(dataset) of torch's data pipes",
+    **dict.fromkeys(
+        (
+            *("to_datapipe", "functions", "reset", "register_function"),
+            *("register_datapipe_as_function", "getstate_hook", "set_getstate_hook"),
+            *("reduce_ex_hook", "set_reduce_ex_hook", "repr_hook", "str_hook"),
+        ),
+        (
+            "a cache is read by its rows",
+            "build_loader(dataset); or IterableWrapper(dataset) of torch's data pipes",
+        ),
     ),
     **dict.fromkeys(
         ("append", "extend", "multi_insert", "insert"),
@@ -280,18 +287,78 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     ),
     # torch.utils.data: compositions have these, and loaders
     **dict.fromkeys(
-        ("datasets", "dataset", "tensors", "cumulative_sizes"),
+        (
+            *("datasets", "dataset", "tensors", "cumulative_sizes"),
+            *("cummulative_sizes", "cumsum"),
+        ),
         (
             "it is one dataset, and no composition",
             "dataset[rows], dataset.column(name)",
         ),
     ),
     **dict.fromkeys(
-        ("dataloader", "loader", "batch_size", "sampler", "num_workers"),
+        (
+            *("dataloader", "loader", "batch_size", "sampler", "num_workers"),
+            *("set_batch_size", "set_num_workers", "set_drop_last", "set_shuffle"),
+        ),
         ("batches are the loader's", "build_loader(dataset, batch_size=32)"),
+    ),
+    # Streams: IterableDataset of Hugging Face, litdata, MosaicML
+    **dict.fromkeys(
+        (
+            *("state_dict", "load_state_dict", "reset_state_dict"),
+            *("get_num_samples_yielded", "get_all_lens", "update_epoch_counters"),
+        ),
+        (
+            "where reading stands is known to the loader",
+            "loader.state_dict() and loader.load_state_dict(state)",
+        ),
+    ),
+    **dict.fromkeys(
+        ("epoch", "set_epoch", "next_epoch", "resample_streams"),
+        ("epochs are the loader's", "loader.set_epoch(3); each iter(loader) is one"),
+    ),
+    **dict.fromkeys(
+        ("num_shards", "n_shards", "reshard"),
+        ("a cache is packed once, into shards", f"{_INSPECT}, which tells them"),
+    ),
+    **dict.fromkeys(
+        ("get_len", "size", "is_infinite", "is_cycling"),
+        ("a dataset has rows, and an end", "len(dataset)"),
+    ),
+    "get_item": ("samples are read by their row", "dataset[row]"),
+    "decode": ("samples are decoded as they were packed", "dataset[row]"),
+    **dict.fromkeys(
+        ("read_window", "aread_window", "frame_counts"),
+        (
+            "a sample is what load() makes of a key",
+            "keys() that lists (series, start), and load() that cuts the window",
+        ),
+    ),
+    **dict.fromkeys(
+        (
+            *("cache_usage", "evict_shard", "evict_coldest_shard", "prepare_shard"),
+            *("on_demand_bytes",),
+        ),
+        (
+            "the mirror of a store keeps to a cap by itself",
+            'open_cache(url, mirror_bytes="200 GB")',
+        ),
     ),
 }
 """Why there is no attribute of this name, and what to use in its place."""
+
+_OF_GRAPHS = "it is asked of graphs, and these samples are none"
+ABSENT_OF_ROWS: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("get_summary", "print_summary"), (_OF_GRAPHS, _INSPECT)),
+    "num_classes": (_OF_GRAPHS, "len(dataset[name].unique())"),
+    **dict.fromkeys(
+        ("num_features", "num_node_features", "num_edge_features"),
+        (_OF_GRAPHS, "dataset[0][name].shape[-1]"),
+    ),
+    "copy": ("a choice of rows is a dataset, and copies none", "dataset[rows]"),
+}
+"""The same, of what datasets of graphs have and others do not."""
 
 _ONE_SAMPLE = "the function is called with one sample after the other"
 _SKLEARN = "sklearn.model_selection.train_test_split(range(len(dataset)), "
@@ -326,6 +393,18 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
         ("features", "disable_nullable", "try_original_type", "on_mixed_types"),
         ("fields are stored as the function returns them", "drop it"),
     ),
+    **dict.fromkeys(
+        ("buffer_size", "max_buffer_input_shards"),
+        ("all rows are shuffled, and not those of a buffer", "drop it"),
+    ),
+    **dict.fromkeys(
+        ("cache_file_names", "with_split", "seeds", "generators"),
+        (
+            "it is called of one dataset, and not of several by name",
+            "a loop over the datasets",
+        ),
+    ),
+    "indices_cache_file_names": (_NO_FILES, "drop it"),
     "stratify_by_column": (
         "rows are chosen without reading labels",
         f"train, test = {_SKLEARN}, then dataset[train], dataset[test]",
@@ -382,8 +461,8 @@ def no_such_attribute(
     if name in (stores or {}):
         why = "it is a type of the graphs, and not one of their fields"
         return NoSuchAttributeError(message, why=why, fix=f"dataset[{name!r}]")
-    if name in ABSENT:
-        why, fix = ABSENT[name]
+    if name in ABSENT or (name in ABSENT_OF_ROWS and name not in known):
+        why, fix = ABSENT[name] if name in ABSENT else ABSENT_OF_ROWS[name]
         return NoSuchAttributeError(message, why=why, fix=fix)
     why = "neither it nor its samples have it"
     if names:

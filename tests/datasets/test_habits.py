@@ -21,6 +21,7 @@ from strategies import graphs, hetero_graphs
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
+    IterDataPipe,
     StackDataset,
     Subset,
     TensorDataset,
@@ -47,6 +48,7 @@ from loaderkit import (
 )
 from loaderkit.datasets.absent import ABSENT, OPTIONS, refuse_options
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
+from loaderkit.habits import KEYWORDS
 from loaderkit.testing import assert_same
 
 COUNT = 23
@@ -123,12 +125,8 @@ TORCHS = [
     ConcatDataset([[1]]),
     StackDataset([1]),
     TensorDataset(torch.zeros(1)),
+    IterDataPipe,
 ]
-ELSEWHERE = {
-    # of a composition: how it is made of others, and a method that torch misspells
-    "cummulative_sizes",
-    "cumsum",
-}
 HUGGING_FACE = """
 add_column add_elasticsearch_index add_faiss_index add_faiss_index_from_external_arrays
 add_item align_labels_with_mapping batch builder_name cache_files cast cast_column
@@ -146,38 +144,69 @@ to_json to_list to_pandas to_parquet to_polars to_sql to_tf_dataset train_test_s
 unique version with_format with_transform
 """
 """The public names of ``datasets.Dataset``, which need not be installed here."""
+STREAMS = """
+decode epoch load_state_dict n_shards num_shards reshard set_epoch state_dict
+clear copy fromkeys get items keys pop popitem setdefault update values
+aread_window frame_counts get_by_key get_len on_demand_bytes read_window reset
+reset_state_dict set_batch_size set_drop_last set_num_workers set_shuffle subset
+get_all_lens get_num_samples_yielded is_cycling is_infinite update_epoch_counters
+size next_epoch cache_usage resample_streams evict_shard evict_coldest_shard
+prepare_shard get_item
+"""
+"""Those of Hugging Face's streams and dicts of datasets, and of litdata's and
+MosaicML's datasets."""
 
 
-def test_every_public_name_works_or_names_the_nearest_thing(ours):
+@pytest.mark.parametrize("kind", ["ours", "rows"])
+def test_every_public_name_works_or_names_the_nearest_thing(kind, request):
+    dataset = request.getfixturevalue(kind)
     kinds = (InMemoryDataset, OnDiskDataset, *TORCHS)
-    for name in public_names(*kinds).union(HUGGING_FACE.split()) - ELSEWHERE:
-        if hasattr(SafeGraphDataset, name):
+    names = public_names(*kinds).union(HUGGING_FACE.split(), STREAMS.split())
+    assert len(names) > 150
+    for name in names:
+        if hasattr(type(dataset), name):
             continue
-        assert not hasattr(ours, name)
+        assert not hasattr(dataset, name)
 
         with pytest.raises(AttributeError) as caught:
-            getattr(ours, name)
+            getattr(dataset, name)
 
         assert caught.value.why, name
         assert caught.value.fix, name
+        # What is said of names that nobody has heard of.
+        assert not caught.value.fix.startswith(("help(", "did you mean")), name
 
 
 @pytest.mark.needs("datasets")
 def test_the_list_of_hugging_faces_names_is_whole():
     from datasets import Dataset as Theirs
+    from datasets import DatasetDict, IterableDataset
 
-    assert public_names(Theirs) <= {*HUGGING_FACE.split()}
+    known = {*HUGGING_FACE.split(), *STREAMS.split()}
+    assert public_names(Theirs, IterableDataset, DatasetDict) <= known
+
+
+METHODS = [
+    *("shuffle", "map", "filter", "train_test_split"),
+    *("select", "shard", "batch", "skip", "take"),
+]
 
 
 @pytest.mark.needs("datasets")
-@pytest.mark.parametrize("method", ["shuffle", "map", "filter", "train_test_split"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_argument_of_hugging_faces_methods_is_taken_or_answered(method):
     from datasets import Dataset as Theirs
+    from datasets import DatasetDict, IterableDataset
 
-    theirs = inspect.signature(getattr(Theirs, method)).parameters
+    theirs = {
+        name
+        for kind in (Theirs, IterableDataset, DatasetDict)
+        for name in inspect.signature(getattr(kind, method, len)).parameters
+    }
     ours = inspect.signature(getattr(SafeDataset, method)).parameters
 
-    assert {*theirs} - {*ours} <= {*OPTIONS}
+    answered = {*OPTIONS} if "others" in ours else {*KEYWORDS.get(method, ())}
+    assert theirs - {*ours} - {"obj"} <= answered
 
 
 @pytest.mark.parametrize("method", ["shuffle", "map", "filter", "train_test_split"])
