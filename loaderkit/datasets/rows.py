@@ -48,6 +48,8 @@ def one_row(index: SupportsIndex, count: int) -> int:
     except TypeError:
         message = f"a row is an integer, got {show_value(index)}."
         why, fix = f"it is {kind_of(index)}", "dataset.key(0)"
+        if isinstance(index, str):
+            fix = f"dataset.row_of({index!r}) is the row of a key"
         raise OptionError(message, why=why, fix=fix) from None
     if not -count <= row < count:
         raise _no_such_row(row, count)
@@ -100,7 +102,7 @@ def many_rows(index: object, count: int) -> Ints:
         if kind == "U":
             # As pandas and Hugging Face's select_columns would have it.
             why = "a field of all samples is asked for one at a time"
-            fix = "dataset[name]"
+            fix = "dataset[name]; of keys, dataset[[dataset.row_of(k) for k in keys]]"
         elif kind == "f":
             fix = "a share of the rows is a slice: [:0.8]"
         elif kind == "O":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import pickle
+import re
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -281,6 +282,33 @@ def test_a_key_that_is_no_text_is_told_too(tmp_path: Path) -> None:
         assert "dataset.row_of(70)" in missing.value.fix
         with pytest.raises(IndexError, match="from -1 back"):
             dataset[71]
+
+
+def test_a_key_that_nobody_has_is_answered_with_what_was_meant(tmp_path: Path) -> None:
+    drinks = _Drinks(cache=tmp_path / "data.lk", packing=_ONE_PROCESS)
+    drinks[0]
+    opened = loaderkit.open_cache(tmp_path / "data.lk")
+
+    for key, fix in {
+        "matte": "did you mean 'mate'?",
+        ("tea", 3): "dataset.key(row) names the sample of a row",
+        3: "dataset.key(row) names the sample of a row",
+    }.items():
+        with pytest.raises(KeyError) as caught:
+            opened.row_of(key)
+        assert caught.value.fix == fix
+    with pytest.raises(KeyError, match="no samples has no keys"):
+        opened[:0].row_of("tea")
+    with pytest.raises(KeyError, match="for key in keys"):
+        opened.row_of(["tea", "x"])
+    for wrong in (opened.__getitem__, opened.select, opened.batch):
+        with pytest.raises(OptionError) as listed:
+            wrong(["tea", "x"])
+        [advised] = re.findall(r"of keys, (.*)", listed.value.fix)
+        chosen = eval(advised, {"dataset": opened, "keys": ["tea", "x"]})
+        assert chosen["x"].tolist() == [3, 1]
+    with pytest.raises(OptionError, match=r"dataset.row_of\('tea'\)"):
+        opened.key("tea")
 
 
 def test_numbers_that_are_samples_are_looked_for_among_them(tmp_path: Path) -> None:
