@@ -32,6 +32,7 @@ _NO_FILES = "no file is written for a choice of rows"
 _FILES_OF_CHOICES = (
     "keep_in_memory indices_cache_file_name writer_batch_size new_fingerprint"
 )
+_WRITTEN = "a result is printed, or written as a page"
 _OF_DATASET = "a dataset knows how its own fields are joined"
 _OF_SAMPLES = "what is done to each sample is the dataset's"
 _OF_LOADER = "batches are the loader's"
@@ -40,6 +41,7 @@ _MADE_BY_LOAD = "keys() names the samples and load(key) makes one, once"
 _OPTIONS_FROM = "from loaderkit.datasets.pack import PackOptions"
 _NO_SPLITS = "a cache has rows and no splits"
 _OF_WINDOWS = "which windows there are is said by keys(), and load(start) cuts one"
+_OF_RANKS = "the loader knows its rank, and trainers do not shard it again"
 _OF_ONE_GRAPH = "it samples from one graph; this loader joins many"
 _JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
 
@@ -143,6 +145,44 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
     "indices": Hint("build_loader(dataset[indices])", "rows are the dataset's"),
     **_hints(
+        "split_batches dispatch_batches even_batches use_seedable_sampler "
+        "use_stateful_dataloader rng_types slice_fn_for_dispatch torch_device_mesh",
+        Hint("accelerator.prepare(loader), as it is", _OF_RANKS),
+    ),
+    "num_processes": Hint("world_size=2, rank=0"),
+    "process_index": Hint("rank=0"),
+    **_hints(
+        "non_blocking put_on_device",
+        Hint('build_loader(dataset, "cuda")', "batches are copied beside the step"),
+    ),
+    **_hints("dataloader_pin_memory", Hint("pin_memory=True, or leave it to the plan")),
+    "dataloader_persistent_workers": Hint("persistent_workers=True"),
+    "dataloader_multiprocessing_context": Hint('multiprocessing_context="spawn"'),
+    "dataloader_in_order": Hint("in_order=False"),
+    "train_sampling_strategy": Hint('bucket_by="tokens"'),
+    **_hints(
+        "auto_find_batch_size find_batch_size",
+        Hint("plan_batch(model, dataset, device), and its batch_size"),
+    ),
+    **_hints(
+        "max_epochs min_epochs check_val_every_n_epoch accumulate_grad_batches "
+        "sync_batchnorm reload_dataloaders_every_n_epochs batch_eval_metrics "
+        "eval_do_concat_batches ignore_data_skip",
+        Hint("drop it", "it is the trainer's, which takes a loader"),
+    ),
+    **_hints(
+        "limit_train_batches limit_val_batches limit_test_batches "
+        "limit_predict_batches overfit_batches num_test_batches num_batches",
+        Hint("itertools.islice(loader, 100)", "a loader is one epoch"),
+    ),
+    **_hints(
+        "train_dataset val_dataset test_dataset predict_dataset pred_dataset "
+        "eval_dataset",
+        Hint("build_loader(train_dataset)", "a loader is of one dataset"),
+    ),
+    **_hints("columns label_cols", Hint("open_cache(path, transform=f)", _OF_SAMPLES)),
+    "collate_fn_args": Hint("collate_fn=functools.partial(f, size=3)"),
+    **_hints(
         "loader loaders dataloader",
         Hint("build_loader(loader.dataset)", "it takes a dataset and makes batches"),
     ),
@@ -155,6 +195,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
 }
 
+_OF_HUB = "a repository is named by its URL, and made with the Hub's own commands"
 _PACK_OPTIONS = "pack takes the fields of PackOptions themselves"
 
 _PACK: Mapping[str, Hint] = {
@@ -190,7 +231,50 @@ _PACK: Mapping[str, Hint] = {
         "packing options pack_options",
         Hint("pack(samples, path, workers=4, compression='gzip')", _PACK_OPTIONS),
     ),
-    "map_size": Hint("drop it", "a cache grows as it must"),
+    **_hints("map_size fast_dev_run", Hint("drop it", "a cache grows as it must")),
+    **_hints(
+        "generator gen_kwargs inputs data mapping obj source_fn",
+        Hint("pack(samples, path)", "the first argument is what to pack"),
+    ),
+    **_hints(
+        "features info columns dtype shape on_mixed_types disable_nullable "
+        "try_original_type fingerprint new_fingerprint pickle_module pickle_protocol "
+        "item_loader hashes",
+        Hint("drop it", "fields are stored as the samples have them"),
+    ),
+    "compressed": Hint('compression="gzip"'),
+    **_hints(
+        "compression_level compression_batch_size",
+        Hint('compression="gzip"', "its level is chosen"),
+    ),
+    "encryption": Hint("drop it, and encrypt the disk", "files are mapped as they are"),
+    **_hints("maxcount maxsize", Hint("shard_bytes=256 << 20")),
+    **_hints(
+        "keep_in_memory writer_batch_size load_from_cache_file cache_file_name "
+        "use_checkpoint keep_local start_shard progress_bar verbose desc "
+        "suffix_template",
+        Hint("drop it", "a run that is killed goes on where it stopped, on disk"),
+    ),
+    **_hints(
+        "batched drop_last_batch with_rank with_indices input_columns fn_kwargs "
+        "remove_columns align_chunking reorder_files keep_data_ordered",
+        Hint("dataset.map(function, cache=path)", "pack stores samples as they are"),
+    ),
+    "input_dir": Hint("pack(PtFolder(path), ...)"),
+    "reader": Hint("def load(self, key), of a SafeDataset", _MADE_BY_LOAD),
+    "key_fn": Hint("def keys(self), of a SafeDataset", _MADE_BY_LOAD),
+    "weights": Hint("drop it, and spans=8 for streams", "workers take what is next"),
+    **_hints(
+        "num_nodes machine num_downloaders num_uploaders queue start_method "
+        "optimize_dns broadcast_paths post",
+        Hint("executor=ProcessPoolExecutor(8), or the executor of an engine"),
+    ),
+    **_hints(
+        "repo_id config_name set_default data_dir commit_message commit_description "
+        "private token revision create_pr embed_external_files",
+        Hint('pack(samples, "hf://datasets/user/name/cache")', _OF_HUB),
+    ),
+    "split": Hint("dataset.train_test_split(0.1), of what was packed", _NO_SPLITS),
     **_hints("weights_only", Hint("pack(PtFolder(path, weights_only=False), ...)")),
     **_hints("pattern glob", Hint('pack(PtFolder(path, pattern="*.pt"), ...)')),
 }
@@ -204,6 +288,14 @@ _DATASET: Mapping[str, Hint] = {
         Hint("cache=path; raw=folder for what load() reads"),
     ),
     **_hints("raw_dir data_dir data_files", Hint("raw=folder")),
+    **_hints(
+        "download_config download_mode verification_mode save_infos revision",
+        Hint("drop it", "a cache is opened as it was packed, and checked"),
+    ),
+    **_hints(
+        "allow_pickle weights_only pickle_module encoding errors",
+        Hint("drop it", "nothing in a cache is pickled"),
+    ),
     **_hints(
         "pre_transform pre_filter",
         Hint("do it in load(key), or leave the key out of keys()", _MADE_BY_LOAD),
@@ -227,7 +319,9 @@ _DATASET: Mapping[str, Hint] = {
     **_hints("split train", Hint("dataset.train_test_split(0.1)", _NO_SPLITS)),
     **_hints(
         "in_memory keep_in_memory mmap mmap_mode memory_map streaming lazy preload "
-        "readonly lock",
+        "readonly lock mode driver swmr locking map_size subdir sync map_async create "
+        "readahead writemap meminit max_readers max_dbs map_location rdcc_nbytes "
+        "rdcc_nslots",
         Hint("drop it", _MAPPED),
     ),
     **_hints("target_transform", Hint("transform=f of the whole sample")),
@@ -302,6 +396,14 @@ _GROWTH: Mapping[str, Hint] = {
     **_hints("threshold max_growth atol", Hint("tolerance=16384, or limit='1MiB'")),
     **_hints("function_args args kwargs", Hint("lambda: function(1, 2)")),
     **_hints("runs times iterations repeat n", Hint("epochs=8")),
+    **_hints("fun func callable", Hint("assert_no_leak(function)")),
+    **_hints(
+        "retries warmup_times", Hint("epochs=16", "the first epochs are not counted")
+    ),
+    **_hints(
+        "checkers trim_callback",
+        Hint("drop it", "all counters are looked at, after a collection"),
+    ),
 }
 
 _DETECTOR: Mapping[str, Hint] = {
@@ -320,9 +422,46 @@ _STEP: Mapping[str, Hint] = {
     **_hints("data dataloader loader train_dataset", Hint("the second argument")),
 }
 
+_OF_TRAINING = "it is said of the step, and not of the model"
+_STEP = {
+    **_STEP,
+    **_hints("input_size input_data example_inputs", Hint("the second argument")),
+    **_hints(
+        "gradient_accumulation_steps accumulate_grad_batches",
+        Hint("plan.savings, of plan_batch", _OF_TRAINING),
+    ),
+    **_hints(
+        "gradient_checkpointing activation_checkpointing",
+        Hint("model.gradient_checkpointing_enable(), before", "it is the model's"),
+    ),
+    **_hints(
+        "learning_rate lr", Hint("optimizer=torch.optim.Adam(model.parameters(), lr)")
+    ),
+    "max_grad_norm": Hint("drop it", "clipping takes a number for each parameter"),
+    **_hints(
+        "verbose col_names col_width row_settings depth display",
+        Hint("print(result), or result.to_html(path)", _WRITTEN),
+    ),
+}
+
 _OF_DETECTOR = "a callback has a detector, which has the settings"
 
 _LIMIT = _hints("memory budget memory_limit max_memory", Hint("limit='8GiB'"))
+_TUNER = {
+    **_hints(
+        "train_dataloaders val_dataloaders dataloaders datamodule",
+        Hint("the second argument", "it takes a dataset, and makes batches of it"),
+    ),
+    **_hints(
+        "init_val starting_batch_size", Hint("batch_size=32, to look at that one")
+    ),
+    **_hints(
+        "mode max_trials steps_per_trial max_val batch_arg_name method "
+        "reduce_batch_size_fn",
+        Hint("drop it", "no batch is tried: what each would take is computed"),
+    ),
+    "function": Hint("plan_batch(model, dataset, device)"),
+}
 
 KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "build_loader": _BUILD_LOADER,
@@ -342,8 +481,60 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
         name: Hint(f"LeakCallback(LeakDetector({name}=...))", _OF_DETECTOR)
         for name in ("device", "warmup", "limit", "on_leak", "every", "tolerance")
     },
-    "plan_batch": {**_STEP, **_LIMIT, "target": Hint("device, the third argument")},
+    "plan_batch": {
+        **_STEP,
+        **_TUNER,
+        **_LIMIT,
+        "target": Hint("device, the third argument"),
+    },
     "assert_fits": {**_STEP, **_LIMIT, "target": Hint('device="cuda"')},
+    "concat": {
+        **_hints("dsets datasets", Hint('concat(["day1.lk", "day2.lk"], "both.lk")')),
+        **_hints(
+            "axis", Hint("torch.utils.data.StackDataset(a=one, b=other)", _BY_ROWS)
+        ),
+        **_hints(
+            "probabilities seed stopping_strategy",
+            Hint(
+                "sampler=torch.utils.data.WeightedRandomSampler(weights, count)",
+                "samples are joined one after the other; what is drawn is the loader's",
+            ),
+        ),
+        **_hints("info split", Hint("drop it", _NO_SPLITS)),
+    },
+    "push": {
+        **_hints(
+            "repo_id path_in_repo repo_type config_name revision data_dir",
+            Hint('push(cache, "hf://datasets/user/name/cache")', _OF_HUB),
+        ),
+        **_hints("folder_path", Hint("push(cache, url)")),
+        **_hints("token", Hint('storage_options={"token": "..."}')),
+        **_hints(
+            "private set_default commit_message commit_description create_pr "
+            "parent_commit",
+            Hint("huggingface_hub.create_repo(...), before", _OF_HUB),
+        ),
+        **_hints(
+            "split max_shard_size num_shards num_proc embed_external_files "
+            "allow_patterns ignore_patterns delete_patterns run_as_future",
+            Hint("drop it", "a cache is copied as it was packed"),
+        ),
+    },
+    "pull": {
+        **_hints(
+            "repo_id repo_type revision",
+            Hint('pull("hf://datasets/user/name/cache", path)', _OF_HUB),
+        ),
+        **_hints("local_dir cache_dir", Hint("pull(url, path)")),
+        **_hints("token headers", Hint('storage_options={"token": "..."}')),
+        "endpoint": Hint('storage_options={"endpoint": "..."}'),
+        **_hints(
+            "force_download local_files_only allow_patterns ignore_patterns "
+            "max_workers tqdm_class etag_timeout library_name library_version "
+            "user_agent dry_run",
+            Hint("drop it", "a cache is copied whole, once"),
+        ),
+    },
     "batch": {
         **_hints(
             "batch_size drop_last_batch num_proc",
@@ -438,7 +629,6 @@ LOADER: Mapping[str, Hint] = {
 }
 """Attributes of a loader."""
 
-_WRITTEN = "a result is printed, or written as a page"
 _OF_CONFIGURATION = "a plan has several configurations, each with its bounds"
 _OF_GRAPHS = "the samples are no graphs"
 

@@ -1,6 +1,7 @@
 """Names and things from other libraries work, or are answered with what we have."""
 
 import inspect
+import operator
 import re
 from collections.abc import Iterator
 
@@ -186,6 +187,45 @@ def test_every_keyword_of_other_datasets_is_taken_or_answered_by_name(name, ours
     unknown = MAKING_DATASETS[name] - keywords_of(ours) - {"indices", "tensors"}
 
     assert unknown <= {*KEYWORDS[ours]}
+
+
+CALLED_LIKE = [
+    ("build_loader", "accelerate.utils", "DataLoaderConfiguration"),
+    ("build_loader", "accelerate.data_loader", "prepare_data_loader"),
+    ("build_loader", "lightning", "LightningDataModule.from_datasets"),
+    ("build_loader", "torch_geometric.data.lightning", "LightningDataset"),
+    ("build_loader", "datasets", "Dataset.to_tf_dataset"),
+    ("pack", "datasets", "Dataset.save_to_disk"),
+    ("pack", "datasets", "Dataset.from_generator"),
+    ("pack", "datasets", "Dataset.from_list"),
+    ("pack", "datasets", "Dataset.push_to_hub"),
+    ("pack", "datasets", "Dataset.map"),
+    ("open_cache", "datasets", "load_dataset"),
+    ("concat", "datasets", "concatenate_datasets"),
+    ("concat", "datasets", "interleave_datasets"),
+    ("push", "datasets", "Dataset.push_to_hub"),
+    ("push", "huggingface_hub", "upload_folder"),
+    ("pull", "huggingface_hub", "snapshot_download"),
+    ("plan_batch", "lightning.pytorch.tuner", "Tuner.scale_batch_size"),
+    ("plan_batch", "accelerate.utils", "find_executable_batch_size"),
+]
+"""Functions of ours, and those of other libraries that do alike."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "module", "path"), CALLED_LIKE, ids=lambda part: str(part)
+)
+def test_every_keyword_of_what_does_alike_is_taken_or_answered(name, module, path):
+    like = operator.attrgetter(path)(pytest.importorskip(module))
+    options = CALLS[name][2] if name in CALLS else None
+    taken = {*inspect.signature(getattr(loaderkit, name)).parameters}
+    if options is not None:
+        taken |= {*inspect.signature(options).parameters}
+    # Those that do not stand for a keyword of their own.
+    ours = {"self", "kwargs", "config_kwargs", "dataloader", "hub_kwargs"}
+
+    assert keywords_in(like) - taken - ours <= {*KEYWORDS[name]}
 
 
 # ---- things
