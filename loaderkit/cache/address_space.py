@@ -119,13 +119,13 @@ class AddressRange:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
         writable = mmap.PROT_READ | mmap.PROT_WRITE
         _system_mmap(address, nbytes, writable, flags, -1, 0)
-        room = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
-        while room:
-            content = os.pread(descriptor, len(room), file_start)
+        target = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+        while target:
+            content = os.pread(descriptor, len(target), file_start)
             if not content:
                 raise OSError(errno.EIO, "A file ended before what it is said to hold")
-            room[: len(content)] = content
-            room, file_start = room[len(content) :], file_start + len(content)
+            target[: len(content)] = content
+            target, file_start = target[len(content) :], file_start + len(content)
 
     def unmap(self, *, nbytes: int, at: int) -> None:
         """Let go of a piece; its addresses stay reserved.

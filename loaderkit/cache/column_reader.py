@@ -41,7 +41,12 @@ from loaderkit.cache.gather import (
     gather_padded,
     gather_separately,
 )
-from loaderkit.cache.placement import can_be_placed
+from loaderkit.cache.placement import (
+    MAX_COPIED_SHARDS,
+    are_placed_alike,
+    can_be_placed,
+    place_shards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -65,12 +70,6 @@ class Grouping:
     """Number of the part of each shard, or ``ABSENT``; None where all are in one."""
     key: int
     """Equal for columns whose shards are grouped alike."""
-
-
-MAX_COPIED_SHARDS = 256
-"""Of a column, so many shards are read into memory at most: 1 MiB of pages."""
-MAX_COPIED_BYTES = 4096
-"""Chosen: what is larger begins at a page, or was packed by an old release."""
 
 
 class _RowLayout(NamedTuple):
@@ -512,92 +511,6 @@ class ColumnReader:
 
     def _index_array(self, shard: int, name: str | None) -> Ints | None:
         return None if name is None else self._shards.index_array(shard, name)
-
-
-def are_placed_alike(group: ShardGroup, offsets: str | None) -> Bools:
-    """Tell in which shards the columns that share offsets all begin at pages ``[k]``.
-
-    A column that shares its offsets with no other is placed as it can be.
-    """
-    alike = np.ones(len(group), bool)
-    for column in _columns_placed_together(group, offsets):
-        alike &= _begins_at_page(group, column)
-    return alike
-
-
-def place_shards(
-    group: ShardGroup,
-    column: ColumnSchema,
-    most_copied: int,
-    *,
-    is_of_one_length: bool,
-) -> tuple[Bools, Bools]:
-    """Say how the rows of a column are brought side by side in the shards of a group.
-
-    Arrays of less than 512 B begin within a page, and a part of its own for each of
-    them would slow down every batch: 5 of 500 shards whose samples have a byte an atom
-    made a batch of molecules take half as long again.  So they are read into memory,
-    a page each, where they are few.
-
-    Args:
-        group: The shards.
-        column: One that is mapped, and of which every sample has rows.
-        most_copied: If more shards than this are concerned, none is read.
-        is_of_one_length: The samples of each shard are joined and have no offsets, as
-            in a shard of one sample; in others they may share theirs.
-
-    Returns:
-        Where it is placed like those that share its offsets ``[k]``, and where it has
-        to be read for that ``[k]``.
-    """
-    together = _columns_placed_together(group, column.offsets)
-    alike = are_placed_alike(group, column.offsets)
-    is_mapped = _begins_at_page(group, column)
-    is_odd = ~alike
-    if not together:
-        if not is_of_one_length:
-            is_mapped |= _fits_any_page(group, column)
-        is_odd = ~is_mapped
-    if np.count_nonzero(is_odd) > most_copied:
-        return alike, np.zeros(len(group), bool)
-
-    can_be_alike = np.ones(len(group), bool)
-    for sharing in together or [column]:
-        can_be_alike &= _begins_at_page(group, sharing) | _is_small(group, sharing)
-    return alike | can_be_alike, can_be_alike & ~is_mapped
-
-
-def _columns_placed_together(
-    group: ShardGroup, offsets: str | None
-) -> list[ColumnSchema]:
-    """List the mapped columns that share offsets; none if it is only one."""
-    columns = [column for _, column in group.schema.columns]
-    sharing = [column for column in columns if column.offsets == offsets]
-    if offsets is None or len(sharing) == 1:
-        return []
-    return [
-        column
-        for column in sharing
-        if group.schema.array[column.values].chunk_index is None
-    ]
-
-
-def _begins_at_page(group: ShardGroup, column: ColumnSchema) -> Bools:
-    at_page: Bools = group.offset_or_chunk_rows(column.values) % mmap.PAGESIZE == 0
-    return at_page & (group.nbytes(column.values) > 0)  # what is empty has no place
-
-
-def _fits_any_page(group: ShardGroup, column: ColumnSchema) -> Bools:
-    """Tell where a column can lie a whole number of rows behind any page ``[k]``."""
-    sizes = group.shape(column.values)
-    starts = group.offset_or_chunk_rows(column.values)
-    row_bytes = group.nbytes(column.values) // np.maximum(sizes[0], 1)
-    return can_be_placed(starts, sizes[0], np.maximum(row_bytes, 1), mmap.PAGESIZE)
-
-
-def _is_small(group: ShardGroup, column: ColumnSchema) -> Bools:
-    is_small: Bools = group.nbytes(column.values) <= MAX_COPIED_BYTES
-    return is_small
 
 
 def _are_sample_numbers(rows: Ints, sample_count: int) -> bool:

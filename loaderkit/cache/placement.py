@@ -3,19 +3,24 @@
 Rows of a column that lie in many files become rows of one array when each file is
 mapped at an address that is a whole number of rows behind the first one's.  A file can
 be mapped only at whole pages, so there are gaps between them: addresses, not memory.
+What begins within a page is read to where it would be mapped, if it is small.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from loaderkit.cache.address_space import round_up
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+    from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
@@ -25,6 +30,10 @@ _MAX_ALIKE_ROW_BYTES = 16 << 10
 The gap behind a shard is at most a page's number of rows: 64 MiB of addresses."""
 _MAX_BYTES = 1 << 44
 """An eighth of the addresses that a process has on today's systems."""
+MAX_COPIED_SHARDS = 256
+"""Of a column, so many shards are read into memory at most: 1 MiB of pages."""
+MAX_COPIED_BYTES = 4096
+"""Chosen: what is larger begins at a page, or was packed by an old release."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +143,93 @@ def place_side_by_side(
         first_rows * row_bytes - in_page,
         nbytes,
     )
+
+
+def are_placed_alike(group: ShardGroup, offsets: str | None) -> Bools:
+    """Tell in which shards the columns that share offsets all begin at pages ``[k]``.
+
+    A column that shares its offsets with no other is placed as it can be.
+    """
+    alike = np.ones(len(group), bool)
+    for column in _columns_placed_together(group, offsets):
+        alike &= _begins_at_page(group, column)
+    return alike
+
+
+def place_shards(
+    group: ShardGroup,
+    column: ColumnSchema,
+    most_copied: int,
+    *,
+    is_of_one_length: bool,
+) -> tuple[Bools, Bools]:
+    """Say how the rows of a column are brought side by side in the shards of a group.
+
+    Arrays of less than 512 B begin within a page, and a part of its own for each of
+    them would slow down every batch: 5 of 500 shards whose samples have a byte an atom
+    made a batch of molecules take half as long again.  So they are read into memory,
+    a page each, where they are few.
+
+    Args:
+        group: The shards.
+        column: One that is mapped, and of which every sample has rows.
+        most_copied: If more shards than this are concerned, none is read.
+        is_of_one_length: The samples of each shard are joined and have no offsets, as
+            in a shard of one sample; in others they may share theirs.
+
+    Returns:
+        Where it is placed like those that share its offsets ``[k]``, and where it has
+        to be read for that ``[k]``.
+    """
+    begins_at_page = _begins_at_page(group, column)
+    no_shard = np.zeros(len(group), bool)
+    together = _columns_placed_together(group, column.offsets)
+    if not together:
+        is_mapped = begins_at_page
+        if not is_of_one_length:
+            is_mapped = begins_at_page | _fits_any_page(group, column)
+        is_copied = ~is_mapped & _is_small(group, column)
+        are_few = np.count_nonzero(~is_mapped) <= most_copied
+        return ~no_shard, is_copied if are_few else no_shard
+
+    alike = are_placed_alike(group, column.offsets)
+    if np.count_nonzero(~alike) > most_copied:
+        return alike, no_shard
+    # Of all of them the same shards: what lies alike is looked up once.
+    can_be_alike = ~no_shard
+    for sharing in together:
+        can_be_alike &= _begins_at_page(group, sharing) | _is_small(group, sharing)
+    return can_be_alike, can_be_alike & ~begins_at_page
+
+
+def _columns_placed_together(
+    group: ShardGroup, offsets: str | None
+) -> list[ColumnSchema]:
+    """List the mapped columns that share offsets; none if it is only one."""
+    columns = [column for _, column in group.schema.columns]
+    sharing = [column for column in columns if column.offsets == offsets]
+    if offsets is None or len(sharing) == 1:
+        return []
+    return [
+        column
+        for column in sharing
+        if group.schema.array[column.values].chunk_index is None
+    ]
+
+
+def _begins_at_page(group: ShardGroup, column: ColumnSchema) -> Bools:
+    at_page: Bools = group.offset_or_chunk_rows(column.values) % mmap.PAGESIZE == 0
+    return at_page & (group.nbytes(column.values) > 0)  # what is empty has no place
+
+
+def _fits_any_page(group: ShardGroup, column: ColumnSchema) -> Bools:
+    """Tell where a column can lie a whole number of rows behind any page ``[k]``."""
+    sizes = group.shape(column.values)
+    starts = group.offset_or_chunk_rows(column.values)
+    row_bytes = group.nbytes(column.values) // np.maximum(sizes[0], 1)
+    return can_be_placed(starts, sizes[0], np.maximum(row_bytes, 1), mmap.PAGESIZE)
+
+
+def _is_small(group: ShardGroup, column: ColumnSchema) -> Bools:
+    is_small: Bools = group.nbytes(column.values) <= MAX_COPIED_BYTES
+    return is_small
