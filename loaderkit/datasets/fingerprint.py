@@ -869,13 +869,40 @@ def _is_lambda_of_other_source(
     code = function.__code__
     if code.co_name != "<lambda>":
         return False
-    if sum(isinstance(node, ast.Lambda) for node in ast.walk(tree)) != 1:
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if len(lambdas) != 1:
+        return True
+    # A text that goes on below is one constant, of which Python 3.10 and 3.12 tell the
+    # first line alone.
+    compiled = compile(
+        ast.Expression(lambdas[0]), "<lambda>", "eval", dont_inherit=True
+    )
+    # Beside the lambda there are the defaults of its arguments.
+    inner = [part for part in compiled.co_consts if isinstance(part, types.CodeType)]
+    of_source = [part for part in inner if part.co_name == code.co_name]
+    if [_constants_in(part) for part in of_source] != [_constants_in(code)]:
         return True
     lines = [line for _, _, line in code.co_lines() if line is not None]
     # The end of each expression, which Python 3.10 does not tell.
     for _, end, _, _ in getattr(code, "co_positions", tuple)():
         lines += [] if end is None else [end]
     return max(lines) >= code.co_firstlineno + len(source.splitlines())
+
+
+def _constants_in(code: types.CodeType) -> set[str]:
+    """Write the constants of a function and of functions inside it."""
+    constants: set[str] = set()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            constants |= _constants_in(constant)
+        elif isinstance(constant, frozenset):
+            constants.add(f"frozenset({sorted(map(repr, constant))})")
+        elif not (isinstance(constant, str) and constant.endswith(">")):
+            # Not the names of functions inside it, "<lambda>.<locals>.<listcomp>",
+            # which Python 3.10 keeps among them: they begin with where it stands.
+            constants.add(repr(constant))
+    # Whether there is a None depends on how a function returns.
+    return constants - {"None"}
 
 
 def _versioned_bytecode_text(function: types.FunctionType) -> str:
