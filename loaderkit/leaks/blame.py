@@ -18,6 +18,7 @@ from loaderkit.leaks.finders.growing_array import find_growing_array
 from loaderkit.leaks.finders.grown_containers import find_grown_containers
 from loaderkit.leaks.finders.left_shared_memory import find_left_shared_memory
 from loaderkit.leaks.finders.new_objects import find_new_objects
+from loaderkit.leaks.finders.rebuilt_values import find_rebuilt_values
 from loaderkit.leaks.finders.replaced_containers import find_replaced_containers
 from loaderkit.leaks.finders.resources import find_resources
 from loaderkit.leaks.finders.unattributed import find_unattributed
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.leaks.census import Census
+    from loaderkit.leaks.patterns import PatternName
 
 _LEAST_SHARE_OF_HEAVIEST = 0.05
 _LEAST_SHARE_OF_RATE = 0.01
@@ -35,6 +37,8 @@ a log that gets a line an epoch.  Both chosen."""
 _EXPLAINED_BY_HELD = 0.5
 """Of what grew, from which on what has no known holder is not named beside it."""
 _MOST_NAMED = 5
+_SHOWN: frozenset[PatternName] = frozenset({"autograd cycle", "exit handlers"})
+"""Causes without a variable that are proved, so that no other one is looked for."""
 _OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
 """What modules of the detector and its searches hold, such as caches, is subtracted
 from the readings, so it never explains a growth."""
@@ -58,6 +62,7 @@ OBJECT_FINDERS = (
     _ObjectRow(find_growing_array, only_if_unexplained=True),
     _ObjectRow(find_new_objects, only_if_unexplained=True),
     _ObjectRow(find_replaced_containers, only_if_unexplained=True),
+    _ObjectRow(find_rebuilt_values, only_if_unexplained=True),
 )
 """In the order in which they are asked; of what a later one finds more is said first,
 since what was found before does not explain the growth, or holds it."""
@@ -111,7 +116,9 @@ def find_growth(
     )
     growths: list[Growth] = []
     for find, only_if_unexplained in OBJECT_FINDERS:
-        held = [growth for growth in growths if is_held(growth)]
+        held = [
+            growth for growth in growths if is_held(growth) or growth.pattern in _SHOWN
+        ]
         is_explained = bool(held) and explains(held, rate)
         if not (only_if_unexplained and is_explained):
             new_growths = [item for item in find(evidence) if not _is_ours(item)]

@@ -13,6 +13,7 @@ PatternName: TypeAlias = Literal[
     "graph chain",
     "autograd cycle",
     "longer",
+    "rebuilt",
     "view",
     "kept tensors",
     "hooks",
@@ -75,6 +76,10 @@ PATTERNS: Mapping[PatternName, Pattern] = {
     "longer": Pattern(
         "one array or tensor is joined to what was there, and gets longer",
         "keep a running mean, or write parts to disk",
+    ),
+    "rebuilt": Pattern(
+        "each step makes a longer value of the one before, which holds all of it",
+        "keep what is needed of a step, such as a number, or empty it after each epoch",
     ),
     "view": Pattern(
         "small views keep the whole storage they were cut from",

@@ -78,7 +78,7 @@ def _pieces_below(
     # The list grows while it is gone through; it keeps what it holds alive, so that no
     # number is given twice.
     for current in objects:
-        yield from _pieces_of(current)
+        yield from pieces_of(current)
         if len(objects) > _MOST_OBJECTS:
             return
         for referent in _kept_by(current):
@@ -90,7 +90,7 @@ def _pieces_below(
                 objects.append(referent)
 
 
-def _pieces_of(item: object) -> Iterator[tuple[int, int]]:
+def pieces_of(item: object) -> Iterator[tuple[int, int]]:
     """Yield the memory of one object without what it refers to."""
     with contextlib.suppress(Exception):  # __sizeof__ may be the user's code
         yield id(item), sys.getsizeof(item)

@@ -1,5 +1,6 @@
 """What grew between two censuses, and which pattern it is: many planted at once."""
 
+import dataclasses
 import functools
 import gc
 import itertools
@@ -8,6 +9,7 @@ import types
 import weakref
 from array import array
 from collections import Counter, deque
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -105,6 +107,111 @@ def test_a_container_of_the_epoch_that_weighs_something_else_is_not_named(share)
     named = " ".join(map(str, find_growth(before, 8, rate=8 * BIG / share)))
 
     assert "predictions" not in named
+
+
+class Pair(NamedTuple):
+    rest: object
+    item: object
+
+
+class Counted(NamedTuple):
+    items: tuple
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    items: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cell:
+    item: object
+    rest: object
+
+
+REBUILT = {
+    "tuple": ((), lambda old, item: (*old, item)),
+    "tuple in a tuple": (((), 0), lambda old, item: ((*old[0], item), old[1] + 1)),
+    "pairs": (None, lambda old, item: (old, item)),
+    "cells": (None, lambda old, item: (item, old)),
+    "triples": (None, lambda old, item: (old, item, 1)),
+    "named tuple": (
+        Counted((), 0),
+        lambda old, item: old._replace(items=(*old[0], item)),
+    ),
+    "named pairs": (None, Pair),
+    "frozen record": (State(), lambda old, item: State((*old.items, item))),
+    "frozen links": (None, lambda old, item: Cell(item, old)),
+    "nested lists": ([], lambda old, item: [old, item]),
+    "nested dicts": ({}, lambda old, item: {"rest": old, "item": item}),
+}
+HOLDERS = ("kept.history", "table['history']")
+
+
+def rebuild(shape, item, holder, *, is_bounded=False):
+    """Make a value longer for eight epochs; give the census of the fourth."""
+    empty, longer = REBUILT[shape]
+    kept, table = types.SimpleNamespace(history=empty), {"history": empty}
+    for epoch in range(8):
+        value = table["history"] if holder.startswith("table") else kept.history
+        if is_bounded and epoch % 2 == 0:
+            value = empty
+        # The old one lives until then, so that no new one gets its number.
+        old, value = value, longer(value, ITEMS[item]())
+        if holder.startswith("table"):
+            table["history"] = value
+        else:
+            kept.history = value
+        if epoch == 3:
+            before = take_census(4)
+    del old, value
+    return find_growth(before, 8, rate=8 * BIG)
+
+
+@pytest.mark.parametrize("shape", REBUILT)
+@pytest.mark.parametrize("item", ITEMS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_value_that_is_rebuilt_longer_is_named(holder, item, shape):
+    growths = rebuild(shape, item, holder)
+
+    paths = [growth.holder.path for growth in growths if growth.holder is not None]
+    assert len(paths) == 1
+    assert paths[0].startswith(holder)
+    assert growths[0].bytes_per_epoch == 8 * BIG
+
+
+@pytest.mark.parametrize("shape", ["tuple", "pairs", "frozen links"])
+def test_a_value_that_is_made_anew_is_not_named(shape):
+    growths = rebuild(shape, "array", "kept.history", is_bounded=True)
+
+    assert [growth for growth in growths if growth.holder is not None] == []
+
+
+def test_a_constant_of_tensors_that_weighs_what_grew_is_not_named():
+    constants = types.SimpleNamespace(table=tuple(torch.ones(BIG) for _ in range(16)))
+    before = take_census(4)
+
+    growths = find_growth(before, 8, rate=8 * BIG)
+
+    assert [growth for growth in growths if growth.holder is not None] == []
+    assert len(constants.table) == 16
+
+
+def test_the_few_new_ones_of_many_tuples_are_not_asked_who_holds_them_all():
+    bystanders = [(number, []) for number in range(3_000)]
+    kept = types.SimpleNamespace(history=None)
+    for epoch in range(8):
+        for _ in range(5):
+            kept.history = (kept.history, np.ones(BIG))
+        if epoch == 3:
+            before = take_census(4)
+
+    growths = find_growth(before, 8, rate=5 * 8 * BIG)
+
+    paths = [growth.holder.path for growth in growths if growth.holder is not None]
+    assert [path.split("[")[0] for path in paths] == ["kept.history"]
+    assert len(bystanders) == 3_000
 
 
 @pytest.mark.parametrize("epochs_since", range(3))

@@ -40,6 +40,9 @@ _FEWEST_OBJECTS = 8
 types."""
 _MOST_TYPES = 3
 """Types that are looked at, those of which most came."""
+_LEAST_SHARE_OF_NEW = 0.5
+"""Of the objects of a type of Python's own, so that those which are asked are new: a
+process has 10,000 tuples and dicts of its modules."""
 _MOST_GRAPHS = 20
 """Tensors, the newest, in whose autograd graphs saved tensors are looked for."""
 _MOST_ASKED = 6
@@ -127,6 +130,9 @@ def _growth_of_type(
     objects = [
         item for item in evidence.heap.objects if type(item).__qualname__ == name
     ]
+    is_builtin = type(objects[-1]).__module__ == "builtins" if objects else False
+    if is_builtin and count < _LEAST_SHARE_OF_NEW * len(objects):
+        return None
     per_epoch = count / evidence.epochs
     item_bytes = retained_bytes(
         objects[-1:],

@@ -1,0 +1,260 @@
+"""Finds immutable values that are rebuilt longer: ``x = (x, item)``, ``x += (item,)``.
+
+Python's collector lists neither a tuple of arrays nor what changed since a census: a
+value that is rebuilt is another object each time.  So all tuples, frozen sets, records
+and chains of pairs are weighed that something refers to now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaderkit.leaks.finders.items import describe_items
+from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.retained import pieces_of
+from loaderkit.memory.frames import running_locals
+from loaderkit.memory.holders import holders_of
+from loaderkit.memory.root_search import chunks_of_referents
+from loaderkit.memory.tensors import TypeTest, is_a, objects_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from loaderkit.leaks.finders.evidence import HeapEvidence
+
+_LEAST_SHARE = 0.8
+_MOST_SHARE = 1.2
+"""Of all that grew since the run began, which such a value holds; as in
+``replaced_containers``."""
+_LEAST_GROWN_BYTES = 512 << 10
+"""What weighs less could be any constant: with torch, PyG, pandas, sklearn,
+transformers and torch's compiler in a process, 176 values weigh 64 KiB or more, one
+256 KiB, and none 512."""
+_FEWEST_ITEMS = 3
+_FEWEST_PLAIN_ITEMS = 1_000
+"""Of numbers and short texts, of which many constants consist."""
+_FEWEST_OBJECTS, _MOST_OBJECTS = 200, 50_000
+"""Below a value: nearly all are told by the first, and few are weighed to the second.
+Chosen: 50,000 take 0.1 s."""
+_MOST_WEIGHED = 30
+"""Values that are weighed to the end, the heaviest."""
+_LONG_TEXT = 200
+_VALUES = (tuple, frozenset)
+_NESTED = (list, dict)
+
+
+def find_rebuilt_values(evidence: HeapEvidence) -> list[Growth]:
+    """Look for an immutable value, or a chain, that holds all that grew.
+
+    Args:
+        evidence: What is alive now, and was then.
+
+    Returns:
+        The one that comes nearest to what grew; else nothing.
+    """
+    epochs = evidence.before.epoch + evidence.epochs
+    grown_bytes = evidence.bytes_per_epoch * epochs
+    if grown_bytes < _LEAST_GROWN_BYTES:
+        return []
+    nearest = _nearest_to(grown_bytes, _rebuilt_values(evidence))
+    if nearest is None:
+        return []
+    value, items = nearest
+    if _was_there(items, evidence):
+        return []
+    ignore = [nearest, items, *evidence.heap.lists]
+    holder = holders_of(value, most=1, ignore=ignore)[0]
+    if not holder.held:
+        return []
+    # The path to the variables of an object ends with the dot before their names.
+    holder = replace(holder, path=holder.path.removesuffix("."))
+    return [
+        Growth(
+            pattern="rebuilt",
+            what=type(value).__name__,
+            items=describe_items(items),
+            per_epoch=len(items) / epochs,
+            bytes_per_epoch=round(evidence.bytes_per_epoch),
+            holder=holder,
+        )
+    ]
+
+
+def _was_there(items: list[Any], evidence: HeapEvidence) -> bool:
+    """Whether all tensors of a value were alive at the census: nothing came to it."""
+    tensor_ids = [id(item) for item in items if is_a(item, torch.Tensor)]
+    older_ids = set(evidence.before.tensor_ids.tolist())
+    return bool(tensor_ids) and older_ids.issuperset(tensor_ids)
+
+
+class _Rebuilt(NamedTuple):
+    value: Any
+    items: list[Any]
+    """What it holds that is no container."""
+
+
+class _Weight(NamedTuple):
+    size_bytes: int
+    items: list[Any]
+    is_whole: bool
+    """Whether all below it was weighed."""
+
+
+def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
+    """Give the value that weighs what grew, of several the nearest."""
+    most_bytes = grown_bytes * _MOST_SHARE
+    larger: list[tuple[int, Any]] = []
+    weights: list[tuple[float, Any, list[Any]]] = []
+    for value in values:
+        weight = _weigh(value, _FEWEST_OBJECTS, most_bytes)
+        if not weight.is_whole:
+            larger.append((weight.size_bytes, value))
+        elif weight.size_bytes >= grown_bytes * _LEAST_SHARE:
+            weights.append((weight.size_bytes, value, weight.items))
+    larger.sort(key=lambda pair: -pair[0])
+    for _, value in larger[:_MOST_WEIGHED]:
+        weight = _weigh(value, _MOST_OBJECTS, most_bytes)
+        if weight.is_whole and weight.size_bytes >= grown_bytes * _LEAST_SHARE:
+            weights.append((weight.size_bytes, value, weight.items))
+    fitting = [row for row in weights if len(row[2]) >= _FEWEST_ITEMS]
+    if not fitting:
+        return None
+    _, value, items = min(fitting, key=lambda row: abs(row[0] - grown_bytes))
+    return _Rebuilt(value, items)
+
+
+def _weigh(value: Any, most_objects: int, most_bytes: float) -> _Weight:
+    """Weigh a value with all that its containers hold."""
+    objects: list[Any] = [value]
+    seen_ids = {id(value)}
+    items: list[Any] = []
+    size_bytes = 0
+    # The list grows while it is gone through.
+    for current in objects:
+        if len(objects) > most_objects or size_bytes > most_bytes:
+            return _Weight(size_bytes, items, is_whole=len(objects) <= most_objects)
+        for key, size in pieces_of(current):
+            if key == id(current) or key not in seen_ids:
+                seen_ids.add(key)
+                size_bytes += size
+        parts = _parts_of(current)
+        if parts is None:
+            items.append(current)
+            continue
+        for part in parts:
+            if id(part) not in seen_ids:
+                seen_ids.add(id(part))
+                objects.append(part)
+    items = [item for item in items if _is_kept(item)] or items
+    return _Weight(size_bytes, items, is_whole=size_bytes <= most_bytes)
+
+
+def _is_kept(item: object) -> bool:
+    """Whether an item is more than a number, a key or None."""
+    if is_a(item, str) or is_a(item, bytes):
+        return len(item) >= _LONG_TEXT
+    return not is_a(item, (int, float, complex, type(None)))
+
+
+def _parts_of(value: Any) -> Sequence[Any] | None:
+    """Give what a container holds; None of what is none."""
+    if type(value) is dict:
+        return [*value, *value.values()]
+    if is_a(value, (tuple, frozenset, list)):
+        return list(_builtin_items(value))
+    if _is_record(type(value)):
+        return _fields_of(value)
+    return None
+
+
+def _builtin_items(value: Any) -> Iterator[Any]:
+    """Go through a container without the code of a subclass of the user's."""
+    if is_a(value, tuple):
+        return tuple.__iter__(value)
+    if is_a(value, frozenset):
+        return frozenset.__iter__(value)
+    return list.__iter__(value)
+
+
+def _is_record(kind: type) -> bool:
+    return "__dataclass_fields__" in vars(kind)
+
+
+def _fields_of(record: Any) -> list[Any]:
+    """Give the fields of a dataclass as they are stored: no code of its own runs."""
+    values = []
+    for field in dataclasses.fields(record):
+        try:
+            values.append(object.__getattribute__(record, field.name))
+        except AttributeError:  # it was never set
+            continue
+    return values
+
+
+def _rebuilt_values(evidence: HeapEvidence) -> list[Any]:
+    """List what may have been rebuilt, without what stands inside of another one."""
+    heap = evidence.heap
+    is_value = TypeTest(_is_value)
+    values: dict[int, Any] = {}
+    chunks = itertools.chain(
+        [running_locals()], chunks_of_referents([*heap.objects, *heap.dicts])
+    )
+    for chunk in chunks:
+        for value in objects_of(chunk, is_value):
+            # What a census has counted was not rebuilt since: variables are in such.
+            is_new = id(value) not in values and id(value) not in evidence.older_ids
+            if is_new and _may_have_grown(value):
+                values[id(value)] = value
+    own_ids = evidence.ignored_ids
+    inner_ids = {
+        id(part) for value in values.values() for part in (_parts_of(value) or ())
+    }
+    return [
+        value
+        for number, value in values.items()
+        if number not in inner_ids and number not in own_ids
+    ]
+
+
+def _is_value(kind: type) -> bool:
+    if issubclass(kind, _VALUES):
+        return True
+    return kind in _NESTED or _is_record(kind)
+
+
+def _may_have_grown(value: Any) -> bool:
+    """Whether a value has as many items as grow in a run, or is a link of a chain."""
+    if is_a(value, _NESTED):
+        # Lists and dicts that get longer have finders of their own.
+        return 0 < len(value) <= _FEWEST_ITEMS and _is_link(value)
+    if _is_record(type(value)) and not is_a(value, _VALUES):
+        return _is_link(value)
+    length = len(value)
+    if length < _FEWEST_ITEMS:
+        return length > 0 and _is_link(value)
+    if length >= _FEWEST_PLAIN_ITEMS:
+        return True
+    first = next(_builtin_items(value))
+    last = value[-1] if is_a(value, tuple) else first
+    return _is_heavy(first) or _is_heavy(last)
+
+
+def _is_link(value: Any) -> bool:
+    """Whether a value holds another one that may lead on."""
+    return any(
+        is_a(part, (*_VALUES, *_NESTED)) or _is_record(type(part))
+        for part in (_parts_of(value) or ())
+    )
+
+
+def _is_heavy(item: object) -> bool:
+    if is_a(item, str) or is_a(item, bytes):
+        return len(item) >= _LONG_TEXT
+    kinds = (np.ndarray, torch.Tensor, *_VALUES, *_NESTED)
+    return is_a(item, kinds) or _is_record(type(item))
