@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from loaderkit.leaks.patterns import PatternName
     from loaderkit.memory.holder import Holder
 
+LEAST_SHARE = 0.8
+MOST_SHARE = 1.2
+"""Of all that grew since the run began, which a value holds that takes another one's
+place in each epoch.  Chosen: rates are known to some percent, and an item that was
+there before is a share, too."""
 EPOCHS_AN_ITEM = 12
 """Epochs in which a container that is looked at has grown by an item: a snapshot every
 tenth epoch is a leak too."""

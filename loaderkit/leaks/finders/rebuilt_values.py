@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.leaks.finders.items import describe_items
+from loaderkit.leaks.finders.items import LEAST_SHARE, MOST_SHARE, describe_items
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.retained import pieces_of
 from loaderkit.memory.frames import running_locals
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.finders.evidence import HeapEvidence
 
-_LEAST_SHARE = 0.8
-_MOST_SHARE = 1.2
-"""Of all that grew since the run began, which such a value holds; as in
-``replaced_containers``."""
 _LEAST_GROWN_BYTES = 512 << 10
 """What weighs less could be any constant: with torch, PyG, pandas, sklearn,
 transformers and torch's compiler in a process, 176 values weigh 64 KiB or more, one
@@ -108,19 +104,19 @@ class _Weight(NamedTuple):
 
 def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
     """Give the value that weighs what grew, of several the nearest."""
-    most_bytes = grown_bytes * _MOST_SHARE
+    most_bytes = grown_bytes * MOST_SHARE
     larger: list[tuple[int, Any]] = []
     weights: list[tuple[float, Any, list[Any]]] = []
     for value in values:
         weight = _weigh(value, _FEWEST_OBJECTS, most_bytes)
         if not weight.is_whole:
             larger.append((weight.size_bytes, value))
-        elif weight.size_bytes >= grown_bytes * _LEAST_SHARE:
+        elif weight.size_bytes >= grown_bytes * LEAST_SHARE:
             weights.append((weight.size_bytes, value, weight.items))
     larger.sort(key=lambda pair: -pair[0])
     for _, value in larger[:_MOST_WEIGHED]:
         weight = _weigh(value, _MOST_OBJECTS, most_bytes)
-        if weight.is_whole and weight.size_bytes >= grown_bytes * _LEAST_SHARE:
+        if weight.is_whole and weight.size_bytes >= grown_bytes * LEAST_SHARE:
             weights.append((weight.size_bytes, value, weight.items))
     fitting = [row for row in weights if len(row[2]) >= _FEWEST_ITEMS]
     if not fitting:

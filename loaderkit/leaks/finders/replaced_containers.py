@@ -9,6 +9,8 @@ import numpy as np
 from loaderkit.leaks.census import containers_in, item_count
 from loaderkit.leaks.finders.items import (
     EPOCHS_AN_ITEM,
+    LEAST_SHARE,
+    MOST_SHARE,
     MOST_WEIGHED,
     describe_items,
     newest_of,
@@ -21,10 +23,6 @@ from loaderkit.memory.holders import holders_of
 if TYPE_CHECKING:
     from loaderkit.leaks.finders.evidence import HeapEvidence
 
-_LEAST_SHARE = 0.8
-_MOST_SHARE = 1.2
-"""Of all that grew since the run began, which such a container holds.  Chosen: rates
-are known to some percent, and an item that was there before is a share, too."""
 _FEWEST_ITEMS = 3
 """One more than in ``grown_containers``: of two items are many containers."""
 
@@ -50,7 +48,7 @@ def find_replaced_containers(evidence: HeapEvidence) -> list[Growth]:
     for container in _other_containers(evidence, epochs):
         share_here = _bytes_in(container, evidence) / grown_bytes
         is_nearer = nearest is None or abs(share_here - 1) < abs(share - 1)
-        if _LEAST_SHARE <= share_here <= _MOST_SHARE and is_nearer:
+        if LEAST_SHARE <= share_here <= MOST_SHARE and is_nearer:
             nearest, share = container, share_here
     if nearest is None:
         return []
