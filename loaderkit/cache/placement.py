@@ -193,7 +193,7 @@ def place_shards(
         return ~no_shard, is_copied if are_few else no_shard
 
     alike = are_placed_alike(group, column.offsets)
-    if np.count_nonzero(~alike) > most_copied:
+    if not 0 < np.count_nonzero(~alike) <= most_copied:
         return alike, no_shard
     # Of all of them the same shards: what lies alike is looked up once.
     can_be_alike = ~no_shard

@@ -41,6 +41,16 @@ class HeapEvidence:
     """``id`` of the containers that ``before`` counted, which no new object alone
     keeps."""
 
+    @property
+    def run_epochs(self) -> int:
+        """Epochs since the run began."""
+        return self.before.epoch + self.epochs
+
+    @property
+    def grown_bytes(self) -> float:
+        """What memory of the host has grown by since the run began."""
+        return self.bytes_per_epoch * self.run_epochs
+
 
 @dataclass(frozen=True)
 class CounterEvidence:

@@ -97,7 +97,7 @@ def _was_shorter(size_now: int, evidence: HeapEvidence) -> bool:
 
 def _shares_since(census: Census, size_now: int, evidence: HeapEvidence) -> list[float]:
     """Give the shares of what grew that an array has grown by, for each it may be."""
-    epochs = evidence.before.epoch + evidence.epochs - census.epoch
+    epochs = evidence.run_epochs - census.epoch
     grown_bytes = evidence.bytes_per_epoch * epochs
     # What is smaller than 16 KiB is in no census: half of that is near enough.
     sizes_then = [*census.sizes, LARGE_BYTES // 2]

@@ -58,7 +58,7 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
     Returns:
         At most one growth: the heaviest tensors, or the most frequent type.
     """
-    now = take_census(evidence.before.epoch + evidence.epochs, evidence.heap)
+    now = take_census(evidence.run_epochs, evidence.heap)
     look = _heaviest_new_look(evidence, now)
     if look is not None:
         return [_growth_of_tensors(evidence, now, look)]

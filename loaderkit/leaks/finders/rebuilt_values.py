@@ -54,8 +54,7 @@ def find_rebuilt_values(evidence: HeapEvidence) -> list[Growth]:
     Returns:
         The one that comes nearest to what grew; else nothing.
     """
-    epochs = evidence.before.epoch + evidence.epochs
-    grown_bytes = evidence.bytes_per_epoch * epochs
+    grown_bytes = evidence.grown_bytes
     if grown_bytes < _LEAST_GROWN_BYTES:
         return []
     nearest = _nearest_to(grown_bytes, _rebuilt_values(evidence))
@@ -75,7 +74,7 @@ def find_rebuilt_values(evidence: HeapEvidence) -> list[Growth]:
             pattern="rebuilt",
             what=type(value).__name__,
             items=describe_items(items),
-            per_epoch=len(items) / epochs,
+            per_epoch=len(items) / evidence.run_epochs,
             bytes_per_epoch=round(evidence.bytes_per_epoch),
             holder=holder,
         )

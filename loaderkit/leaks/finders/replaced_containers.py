@@ -40,8 +40,7 @@ def find_replaced_containers(evidence: HeapEvidence) -> list[Growth]:
     Returns:
         The one that comes nearest to what grew; else nothing.
     """
-    epochs = evidence.before.epoch + evidence.epochs
-    grown_bytes = evidence.bytes_per_epoch * epochs
+    epochs, grown_bytes = evidence.run_epochs, evidence.grown_bytes
     if grown_bytes <= 0:
         return []
     nearest, share = None, 0.0
