@@ -151,13 +151,19 @@ class CudaLikeProbe:
     def free_bytes(self, device: torch.device) -> FreeBytes:
         """Ask what tensors of this process can still take; it may start the driver.
 
-        What the driver has left, and what torch's allocator keeps but does not use.
+        What the driver has left, at most up to the share of the device that this
+        process may take, and what torch's allocator keeps but does not use.
         """
         was_started = self._is_driver_started()
-        free_bytes = int(self.module.mem_get_info(device)[0])
+        free_bytes, total_bytes = self.module.mem_get_info(device)
         reserved_bytes = int(self.module.memory_reserved(device))
         allocated_bytes = int(self.module.memory_allocated(device))
         known_from = f"the driver of {device}"
+        share = self._share_of_process(device)
+        allowed_bytes = int(share * total_bytes) - reserved_bytes
+        if allowed_bytes < free_bytes:
+            free_bytes = max(0, allowed_bytes)
+            known_from = f"the share of {device} that this process may take, {share:.0%}"
         if not was_started:
             known_from += ", started to ask it"
         return FreeBytes(free_bytes + reserved_bytes - allocated_bytes, known_from)
@@ -201,6 +207,13 @@ class CudaLikeProbe:
     def _is_driver_started(self) -> bool:
         is_initialized = getattr(self.module, "is_initialized", None)
         return is_initialized is not None and bool(is_initialized())
+
+    def _share_of_process(self, device: torch.device) -> float:
+        """Read what ``set_per_process_memory_fraction``, or a setting, has left it."""
+        try:
+            return float(self.module.get_per_process_memory_fraction(device))
+        except FAILURES:  # older torch does not tell
+            return 1.0
 
     def _allocator_statistic(self, device: torch.device, name: str) -> int:
         return int(self.module.memory_stats(device)[f"{name}.all.current"])
