@@ -333,10 +333,10 @@ class Images(nn.Module):
         return nn.functional.cross_entropy(scores, batch["label"])
 
 
-IMAGES = 4096
+IMAGES = 2048
 IMAGES_A_BATCH = 64
 WIDTHS = {"w1": (11, 4, 19), "w2": (64, 8, 512)}
-ROUNDS = 5
+ROUNDS = 3
 
 
 def _compare_loaders(*, save: bool) -> None:
@@ -352,7 +352,7 @@ def _compare_loaders(*, save: bool) -> None:
 
 
 def _graph_loaders(workload: str, folder: Path) -> dict[str, Any]:
-    graphs = make_graphs(workload, {"w1": 40_000, "w2": 4_000}[workload])
+    graphs = make_graphs(workload, {"w1": 12_800, "w2": 2_000}[workload])
     size = BATCH[workload]
     cache = loaderkit.pack(graphs, folder / workload)
     planned = loaderkit.build_loader(cache, "cuda", batch_size=size, shuffle=True)
