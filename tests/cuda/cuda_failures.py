@@ -1,7 +1,7 @@
-"""Ways to fail on a GPU, each in a process of its own: ``python cuda_failures.py NAME``.
+"""Ways to fail on a GPU: ``python cuda_failures.py NAME ...``, one after the other.
 
-It prints a JSON object: the error's text, what ``diagnose_oom`` says of the error and
-of its text, and the amounts that torch told just before.
+A JSON object is printed for each: the error's text, what ``diagnose_oom`` says of the
+error and of its text, and the amounts that torch told just after it.
 """
 
 import ctypes
@@ -18,10 +18,13 @@ FAILURES = {}
 """By name: the function, whether it is out of memory, and what is known of it."""
 
 
-def fails(*, is_oom, verdicts=(), settings="", **states):
+def fails(*, is_oom, verdicts=(), settings="", alone=False, **states):
+    """Register a failure; ``alone`` if nothing more can be tried in its process."""
+
     def register(function):
         FAILURES[function.__name__] = {
             "function": function,
+            "alone": alone or bool(settings),
             "is_oom": is_oom,
             "verdicts": verdicts,
             "settings": settings,
@@ -160,7 +163,7 @@ def in_an_optimizers_update():
     torch.optim.Adam([other]).step()
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def a_librarys_workspace():
     """cuBLAS takes its workspace at the first product."""
     import torch
@@ -179,7 +182,7 @@ def a_librarys_workspace():
         pass
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def a_captured_graph():
     import torch
 
@@ -250,14 +253,14 @@ def the_runtime_itself():
     return runtime
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def cupy():
     import cupy
 
     cupy.empty(200 * GIB, dtype=cupy.uint8)
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def cupy_with_a_limit():
     import cupy
 
@@ -265,7 +268,7 @@ def cupy_with_a_limit():
     cupy.empty(2 * GIB, dtype=cupy.uint8)
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def jax():
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     import jax.numpy as jnp
@@ -273,7 +276,7 @@ def jax():
     jnp.ones((200 * GIB // 4,), jnp.float32).block_until_ready()
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def jax_inside_a_program():
     os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".05"
     import jax
@@ -283,7 +286,7 @@ def jax_inside_a_program():
     jax.jit(lambda x: (x @ x.T).sort(axis=1).sum())(x).block_until_ready()
 
 
-@fails(is_oom=True)
+@fails(is_oom=True, alone=True)
 def numba():
     import numpy as np
     from numba import cuda
@@ -291,7 +294,7 @@ def numba():
     cuda.device_array(200 * GIB, dtype=np.uint8)
 
 
-@fails(is_oom="maybe")
+@fails(is_oom="maybe", alone=True)
 def onnxruntime():
     import numpy as np
     import onnx
@@ -322,7 +325,7 @@ def onnxruntime():
 # What is not out of memory, though memory or a resource is spoken of.
 
 
-@fails(is_oom=False)
+@fails(is_oom=False, alone=True)
 def triton_out_of_shared_memory():
     import torch
     import triton
@@ -339,7 +342,7 @@ def triton_out_of_shared_memory():
     kernel[(1,)](x, x, x, 512)
 
 
-@fails(is_oom=False)
+@fails(is_oom=False, alone=True)
 def an_index_out_of_range():
     import torch
 
@@ -349,7 +352,7 @@ def an_index_out_of_range():
     torch.cuda.synchronize()
 
 
-@fails(is_oom=False)
+@fails(is_oom=False, alone=True)
 def an_illegal_address():
     import torch
     import triton
@@ -364,7 +367,7 @@ def an_illegal_address():
     torch.cuda.synchronize()
 
 
-@fails(is_oom=False)
+@fails(is_oom=False, alone=True)
 def too_many_threads():
     import cupy
 
@@ -387,7 +390,7 @@ def no_such_card():
     torch.ones(3, device="cuda:7")
 
 
-@fails(is_oom=False)
+@fails(is_oom=False, alone=True)
 def a_fork_after_the_first_use():
     import torch
 
@@ -416,6 +419,7 @@ def describe(name):
         error = raised
     if error is None:
         return {"name": name, "text": None}
+    traceback.clear_frames(error.__traceback__)
     text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
     diagnosis, of_text = diagnose_oom(error), diagnose_oom(text)
     told = {}
@@ -439,5 +443,16 @@ def describe(name):
     }
 
 
+def main(names):
+    for name in names:
+        print("\n" + json.dumps(describe(name)), flush=True)
+        if len(names) > 1:
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 if __name__ == "__main__":
-    print("\n" + json.dumps(describe(sys.argv[1])))
+    main(sys.argv[1:])

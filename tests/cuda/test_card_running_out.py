@@ -20,41 +20,46 @@ MIB = 2**20
 FOLDER = Path(__file__).parent
 
 
-def run_failure(name):
-    settings = FAILURES[name]["settings"]
+def run_failures(names):
+    """Run some in one process; give what each told, by its name."""
     environ = dict(os.environ)
+    settings = FAILURES[names[0]]["settings"]
     if settings:
         environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
-    done = subprocess.run(
-        [sys.executable, FOLDER / "cuda_failures.py", name],
-        capture_output=True,
-        text=True,
-        env=environ,
-        timeout=120,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        return {"name": name, "text": None, "stderr": done.stderr[-1500:]}
-    return json.loads(lines[-1])
-
-
-ALONE = ("another_process", "full_of", "enough_in_pieces", "expandable", "drivers")
-"""Begins of the names of those that fill the GPU: one after the other."""
+    command = [sys.executable, FOLDER / "cuda_failures.py", *names]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=60,
+            check=False,
+        )
+        printed, stderr = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        printed, stderr = (error.stdout or b"").decode(), f"timed out: {error}"
+    told = {name: {"text": None, "stderr": stderr[-1500:]} for name in names}
+    for line in printed.splitlines():
+        if line.startswith("{"):
+            failure = json.loads(line)
+            told[failure["name"]] = failure
+    return told
 
 
 @pytest.fixture(scope="module")
 def failures():
     """What each failure told, by its name."""
-    filling = [
-        name
-        for name in FAILURES
-        if any(part in name for part in (*ALONE, "librarys", "runtime"))
-    ]
-    others = [name for name in FAILURES if name not in filling]
-    with ThreadPoolExecutor(8) as pool:
-        told = dict(zip(others, pool.map(run_failure, others), strict=True))
-    told |= {name: run_failure(name) for name in filling}
+    together = [name for name, failure in FAILURES.items() if not failure["alone"]]
+    alone = [name for name, failure in FAILURES.items() if failure["alone"]]
+    filling = ("expandable", "the_drivers", "a_librarys")
+    last = [name for name in alone if name.startswith(filling)]
+    told = run_failures(together)
+    with ThreadPoolExecutor(12) as pool:
+        for one in pool.map(run_failures, [[n] for n in alone if n not in last]):
+            told |= one
+    for name in last:  # each of these fills the whole GPU
+        told |= run_failures([name])
     if "OUT" in os.environ:
         Path(os.environ["OUT"], "failures.json").write_text(json.dumps(told, indent=1))
     return told
