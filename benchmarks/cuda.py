@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import importlib
 import itertools
@@ -115,12 +116,12 @@ def _try_estimates(share: str, seeds: str) -> list[Trial]:
     sys.path.insert(0, str(TESTS))
     number, count = map(int, share.split("/"))
     first, end = map(int, seeds.split(":"))
-    steps = itertools.islice(_drawn_steps(range(first, end)), number, None, count)
+    steps = itertools.islice(drawn_steps(range(first, end)), number, None, count)
     _warm_up()
     return [_try_estimate(name, make) for name, make in steps]
 
 
-def _drawn_steps(
+def drawn_steps(
     seeds: range,
 ) -> Iterator[tuple[str, Callable[[], tuple[Any, Any, Step]]]]:
     """Name steps, and say how each is made; small ones with more samples too."""
@@ -129,7 +130,10 @@ def _drawn_steps(
     generated = importlib.import_module("generated")
     for name in generated.NAMES:
         for scale in (1, 64):
-            yield f"{name} x {scale}", lambda n=name, s=scale: generated.make_step(n, s)
+            yield (
+                f"{name} x {scale}",
+                functools.partial(generated.make_step, name, scale),
+            )
 
     modules = {
         "drawn": (None, "draw_step"),
@@ -191,7 +195,8 @@ def _failed(name: str, why: str) -> Trial:
 def _warm_up() -> None:
     """Have the libraries of the GPU take their workspaces, forward and backward."""
     x = torch.randn(64, 64, device=DEVICE, requires_grad=True)
-    (x @ x).sum().backward()
+    loss: Any = (x @ x).sum()
+    loss.backward()
     images = torch.randn(2, 3, 8, 8, device=DEVICE)
     nn.Conv2d(3, 4, 3, device=DEVICE)(images).sum().backward()
     torch.cuda.synchronize()
@@ -396,9 +401,10 @@ def _image_loaders(folder: Path) -> dict[str, Any]:
         cache, "cuda", batch_size=IMAGES_A_BATCH, shuffle=True
     )
     print(planned.plan)
+    images: Any = samples
     loaders: dict[str, Any] = {
         f"list, {workers} workers, pinned": DataLoader(
-            samples,
+            images,
             IMAGES_A_BATCH,
             shuffle=True,
             num_workers=workers,
@@ -417,7 +423,7 @@ def _train_in_turn(
 ) -> None:
     optimizer = torch.optim.Adam(model.parameters())
     contestants: dict[str, Callable[[], float]] = {
-        name: lambda loader=loader: _epoch_rate(model, optimizer, loader)
+        name: functools.partial(_epoch_rate, model, optimizer, loader)
         for name, loader in loaders.items()
     }
     resident = next(iter(loaders.values()))

@@ -160,10 +160,12 @@ class CudaLikeProbe:
         allocated_bytes = int(self.module.memory_allocated(device))
         known_from = f"the driver of {device}"
         share = self._share_of_process(device)
-        allowed_bytes = int(share * total_bytes) - reserved_bytes
-        if allowed_bytes < free_bytes:
-            free_bytes = max(0, allowed_bytes)
-            known_from = f"the share of {device} that this process may take, {share:.0%}"
+        allowed_bytes = max(0, int(share * total_bytes) - reserved_bytes)
+        if share < 1 and allowed_bytes < free_bytes:
+            free_bytes = allowed_bytes
+            known_from = (
+                f"the share of {device} that this process may take, {share:.0%}"
+            )
         if not was_started:
             known_from += ", started to ask it"
         return FreeBytes(free_bytes + reserved_bytes - allocated_bytes, known_from)

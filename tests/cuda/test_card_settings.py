@@ -1,20 +1,14 @@
 """The law of allocator settings, where torch is built for CUDA and a GPU reads them."""
 
 import json
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from generated_settings import generated
-from torch_settings import ask_torch, clean_environ, is_accepted
+from torch_settings import clean_environ, is_accepted
 
-from loaderkit.budget.environment.allocator_conf import (
-    COMMON_OPTIONS,
-    CUDA_OPTIONS,
-    read_allocator_settings,
-)
-from loaderkit.budget.environment.allocator_settings import UNIFIED
+from loaderkit.budget.environment.allocator_conf import read_allocator_settings
 
 FIRST_USE = """
 import json, os, sys
@@ -52,20 +46,6 @@ def disagreements(settings, answers):
     ]
 
 
-def keep(name, answers):
-    if "OUT" in os.environ:
-        with open(f"{os.environ['OUT']}/{name}.json", "w") as file:  # noqa: PTH123
-            json.dump(answers, file, indent=0)
-
-
-def test_what_is_said_of_a_setting_is_what_a_build_for_cuda_does():
-    settings = generated(400, seed=17)
-    answers = ask_torch([{UNIFIED: setting} for setting in settings])
-    keep("settings", list(zip(settings, answers, strict=True)))
-
-    assert disagreements(settings, answers) == []
-
-
 def test_what_is_said_of_a_setting_is_what_the_first_tensor_on_the_gpu_does():
     settings = generated(64, seed=19)
 
@@ -84,18 +64,5 @@ def test_what_is_said_of_a_setting_is_what_the_first_tensor_on_the_gpu_does():
         answers = list(pool.map(first_use, parts))
     asked = [setting for part in parts for setting in part]
     told = [answer for part in answers for answer in part]
-    keep("settings_first_use", list(zip(asked, told, strict=True)))
 
     assert disagreements(asked, told) == []
-
-
-def test_known_options_are_those_whose_values_a_build_for_cuda_looks_at():
-    names = [*COMMON_OPTIONS, *CUDA_OPTIONS]
-
-    answers = ask_torch([{UNIFIED: f"{name}:@"} for name in names])
-    keep("options", list(zip(names, answers, strict=True)))
-
-    accepted = [n for n, a in zip(names, answers, strict=True) if is_accepted(a)]
-    assert accepted == []
-    [unknown] = ask_torch([{UNIFIED: "no_such_option:1"}])
-    assert not is_accepted(unknown)

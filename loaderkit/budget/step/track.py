@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.step.accumulation import references_alone
 from loaderkit.budget.step.allocation_log import Log
+from loaderkit.budget.step.cuda_functions import CudaFunctions
 from loaderkit.budget.step.fake_tensors import (
     attention_of,
     fake_batch,
@@ -156,7 +157,7 @@ def _track_once(
     with warnings.catch_warnings():
         # Small calls are made with invented values, of which torch may warn.
         warnings.simplefilter("ignore")
-        add_workspaces(tracker.calls, log, is_cpu=step.target.kind == "cpu")
+        add_workspaces(tracker.calls, log, step.target.kind)
         add_formulas(tracker, log)
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
@@ -254,8 +255,10 @@ def _examples_of(
 
 @contextmanager
 def _function_modes(step: Step, tracker: Tracker) -> Iterator[None]:
-    """Choose the target's attention, and answer what reads values."""
-    with attention_of(step, tracker.log), ReadsValues(tracker):
+    """Choose the target's attention and operators, and answer what reads values."""
+    is_cuda = step.target.kind == "cuda"
+    of_target = CudaFunctions(tracker) if is_cuda else nullcontext()
+    with attention_of(step, tracker.log), ReadsValues(tracker), of_target:
         yield
 
 

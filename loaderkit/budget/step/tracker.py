@@ -189,6 +189,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.log.checkpoints = most
         self._is_computing_again = True
 
+    def note_uncertain(self, tensor: torch.Tensor, more: Bounds) -> None:
+        """Note how much less or more than its size a storage may take."""
+        storage = self.live.get(tensor.untyped_storage()._cdata)
+        if storage is not None:
+            self.log.corrections[storage.number] = more
+
     def add_all(self, tensors: Iterable[torch.Tensor], owner: Part) -> None:
         """Log the storages of tensors and what they are."""
         for tensor in tensors:

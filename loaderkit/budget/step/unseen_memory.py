@@ -11,6 +11,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.cuda_kernels import inside_cuda_kernel, kept_by_cuda
 from loaderkit.budget.step.formulas import (
     FORMULAS,
     DifferentiatedCall,
@@ -45,13 +46,14 @@ in the small call that was made; chosen: two buffers where another has three."""
 _NOTHING = Bounds.exactly(0)
 
 
-def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
+def add_workspaces(calls: list[TrackedCall], log: Log, kind: str) -> None:
     """Add what kernels hold inside to a log, as far as small real calls tell.
 
     Args:
         calls: Of the step.
         log: Of the step; changed.
-        is_cpu: Whether the step is for a CPU; else what was measured is an upper end.
+        kind: Of the device that the step is for; what was measured here is an upper
+            end for any but the CPU.
 
     Raises:
         StepError: A kernel refuses the types of its operands.
@@ -61,6 +63,7 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
         for tracked in calls
         if tracked.call is not None
     }
+    is_cpu = kind == "cpu"
     probe_limit_bytes = max(_REAL_BYTES - log.real_bytes, 0) if is_cpu else 0
     workspaces = KERNELS.workspaces(sized_calls, probe_limit_bytes)
     for tracked in calls:
@@ -77,6 +80,8 @@ def add_workspaces(calls: list[TrackedCall], log: Log, *, is_cpu: bool) -> None:
                     raise error_of_step(type_error) from type_error
         if workspace is None or not is_cpu:
             _add_unmeasured(tracked, workspace, log)
+            if kind == "cuda":
+                _add_of_cuda(tracked, log)
         else:
             _add_measured(tracked, workspace, log)
 
@@ -120,6 +125,18 @@ def _add_unmeasured(
         kept_bytes = _RECURRENT_BYTES * max(tracked.outputs, default=0)
         number = _storage_to_correct(tracked, log)
         log.corrections[number] = Bounds(0, 0, kept_bytes)
+
+
+def _add_of_cuda(tracked: TrackedCall, log: Log) -> None:
+    """Add what a kernel of CUDA takes, as far as torch's source tells."""
+    if tracked.call is None:
+        return
+    inside = inside_cuda_kernel(tracked.call, tracked.touched_bytes)
+    log.holds_inside(tracked.position, inside)
+    kept_bytes = kept_by_cuda(tracked.call)
+    if kept_bytes and tracked.numbers:
+        number = _storage_to_correct(tracked, log)
+        log.corrections.setdefault(number, Bounds(0, kept_bytes, kept_bytes))
 
 
 def _storage_to_correct(tracked: TrackedCall, log: Log) -> int:

@@ -1,0 +1,201 @@
+"""What kernels of a CUDA GPU take beside their operands and outputs.  Pure.
+
+Read in torch's source (2.11), and held against the allocator's own record of 217 steps
+on an H100.  What a library chooses by itself, such as cuDNN's algorithm, is within
+bounds only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.kernel_calls import TensorSpec, operator_name
+from loaderkit.budget.step.reductions import Reduction, staging_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from loaderkit.budget.step.kernel_calls import KernelCall
+
+_NOTHING = Bounds.exactly(0)
+_LIBRARY_BYTES = 4 << 20
+"""What a call of a library may take however small it is; chosen: cuSOLVER took 3 MiB
+for a matrix of 64 numbers, cuBLASLt 1 MiB for the first product of a thread."""
+
+_SUMS = (
+    "aten::sum",
+    "aten::mean",
+    "aten::prod",
+    "aten::linalg_vector_norm",
+    "aten::norm.",
+    "aten::amax",
+    "aten::amin",
+    "aten::any.",
+    "aten::all.",
+)
+_POSITIONS = ("aten::max.dim", "aten::min.dim", "aten::argmax", "aten::argmin")
+_MOMENTS = ("aten::var", "aten::std")
+_OF_POSITION = 16
+"""Bytes of a value with its position, or of a mean with its spread and its count."""
+_OF_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+_QUERIES_OF_BLOCK, _WIDTH_OF_BLOCK = 64, 64
+"""Numbers that a block of the backward pass of attention works on."""
+_BLOCK_BYTES = 16
+"""Beside them, of each block."""
+_COPIES_GRADIENT = (
+    "aten::_softmax_backward_data",
+    "aten::_log_softmax_backward_data",
+)
+_SOFT_MARGIN = "aten::soft_margin_loss_backward"
+_SORTS = (
+    "sort",
+    "topk",
+    "median",
+    "mode",
+    "kthvalue",
+    "unique",
+    "nonzero",
+    "masked",
+    "index",
+    "embedding",
+    "cum",
+    "scatter",
+    "bincount",
+)
+"""Words in the names of kernels that sort, or list positions."""
+_TIMES_SORTED = 8
+"""What such kernels may take of what they touch; chosen: keys, positions of 8 bytes for
+each number, and the other half of both."""
+_SOLVERS = ("linalg", "svd", "qr", "eig", "cholesky", "lu_", "triangular", "ormqr")
+_TIMES_SOLVED = 4
+_CONVOLUTIONS = ("convolution", "conv_")
+_TIMES_CONVOLVED = 3
+"""The same of solvers and of cuDNN's convolutions; chosen."""
+_UNREDUCED = ("aten::mse_loss", "aten::smooth_l1_loss")
+"""Losses whose result keeps the storage that it was reduced in (measured)."""
+
+
+def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
+    """Say what a kernel takes while it runs.
+
+    Args:
+        call: Without values.
+        touched_bytes: Of its operands and outputs.
+
+    Returns:
+        Bytes beside these.
+    """
+    name = operator_name(call.func)
+    for begins, rule in _RULES.items():
+        if name.startswith(begins):
+            return rule(call)
+    high = 0
+    if torch.Tag.pointwise not in call.func.tags:
+        high = sum(_copied_bytes(spec) for spec in call.tensors)
+    if any(word in name for word in _SOLVERS):
+        high += _TIMES_SOLVED * touched_bytes + _LIBRARY_BYTES
+    elif any(word in name for word in _CONVOLUTIONS):
+        high += _TIMES_CONVOLVED * touched_bytes + _LIBRARY_BYTES
+    elif any(word in name for word in _SORTS):
+        high += _TIMES_SORTED * touched_bytes
+    return Bounds(0, 0, high)
+
+
+def kept_by_cuda(call: KernelCall) -> int:
+    """Say how many bytes an output takes more than its size, as long as it lives."""
+    if not operator_name(call.func).startswith(_UNREDUCED):
+        return 0
+    args, _ = tree_unflatten(call.leaves, call.tree)
+    is_reduced = len(args) < 3 or args[2] != 0
+    return args[0].nbytes if is_reduced else 0
+
+
+def _of_reduction(call: KernelCall) -> Bounds:
+    args, kwargs = tree_unflatten(call.leaves, call.tree)
+    tensor = args[0]
+    if not isinstance(tensor, TensorSpec):
+        return _NOTHING
+    name = operator_name(call.func)
+    axes = _axes_of(name, args[1:], kwargs, len(tensor.shape))
+    if name.startswith((*_POSITIONS, *_MOMENTS)):
+        accumulated_bytes = _OF_POSITION
+    else:
+        accumulated_bytes = max(tensor.dtype.itemsize, torch.float32.itemsize)
+    reduction = Reduction(tensor.shape, tensor.stride, axes, accumulated_bytes)
+    return staging_bytes(reduction)
+
+
+def _axes_of(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], count: int
+) -> tuple[int, ...]:
+    """Find the axes that go among the arguments; all where none are named."""
+    if "vector_norm" in name or name.startswith("aten::norm."):
+        args = args[1:]
+    named = kwargs.get("dim", args[0] if args else None)
+    if isinstance(named, int) and not isinstance(named, bool):
+        return (named,)
+    if isinstance(named, list | tuple) and named:
+        return tuple(named)
+    return tuple(range(count))
+
+
+def attention_workspace(groups: int, length: int, width: int) -> int:
+    """Compute what the backward pass of attention adds gradients up in.
+
+    Args:
+        groups: Samples times heads.
+        length: Queries of each.
+        width: Numbers of a query.
+
+    Returns:
+        Bytes: float32, padded to whole blocks.
+
+    >>> attention_workspace(512, 14, 8)
+    8396800
+    """
+    blocks = groups * math.ceil(length / _QUERIES_OF_BLOCK)
+    padded_width = math.ceil(width / _WIDTH_OF_BLOCK) * _WIDTH_OF_BLOCK
+    numbers = _QUERIES_OF_BLOCK * padded_width
+    return blocks * (numbers * torch.float32.itemsize + _BLOCK_BYTES)
+
+
+def _of_attention(call: KernelCall) -> Bounds:
+    _, queries, *_ = call.tensors
+    *groups, length, width = queries.shape
+    workspace = attention_workspace(math.prod(groups), length, width)
+    return Bounds(0, workspace, 2 * workspace)
+
+
+def _of_softmax_backward(call: KernelCall) -> Bounds:
+    copied = _copied_bytes(call.tensors[0])
+    return Bounds(copied, copied, copied)
+
+
+def _copied_bytes(spec: TensorSpec) -> int:
+    """Say what a copy takes of numbers that do not lie one after the other."""
+    expected = 1
+    axes = zip(spec.shape, spec.stride, strict=True)
+    for size, stride in reversed(list(axes)):
+        if size != 1 and stride != expected:
+            return math.prod(spec.shape) * spec.dtype.itemsize
+        expected *= size
+    return 0
+
+
+def _of_soft_margin(call: KernelCall) -> Bounds:
+    """Two steps of the formula beside the gradient."""
+    return Bounds.exactly(2 * call.tensors[1].nbytes)
+
+
+_RULES: dict[str | tuple[str, ...], Callable[[KernelCall], Bounds]] = {
+    (*_SUMS, *_POSITIONS, *_MOMENTS): _of_reduction,
+    _COPIES_GRADIENT: _of_softmax_backward,
+    _OF_ATTENTION: _of_attention,
+    (_SOFT_MARGIN,): _of_soft_margin,
+}
+"""By the beginnings of operators' names."""
