@@ -163,7 +163,9 @@ class CudaLikeProbe:
         allowed_bytes = int(share * total_bytes) - reserved_bytes
         if allowed_bytes < free_bytes:
             free_bytes = max(0, allowed_bytes)
-            known_from = f"the share of {device} that this process may take, {share:.0%}"
+            known_from = (
+                f"the share of {device} that this process may take, {share:.0%}"
+            )
         if not was_started:
             known_from += ", started to ask it"
         return FreeBytes(free_bytes + reserved_bytes - allocated_bytes, known_from)
