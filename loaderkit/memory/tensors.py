@@ -202,8 +202,11 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
     try:
         parts = dense_parts(tensor)
         storages = [part.untyped_storage() for part in parts]
-        # Storages without memory, as on "meta", all have the address 0.
-        storage_key = storages[0].data_ptr() or id(tensor)
+        storage_key = id(tensor)
+        # Storages on "meta", which those of fake tensors are, have no memory: torch
+        # warns of a fake tensor's address.
+        if storages[0].device.type != "meta":
+            storage_key = storages[0].data_ptr() or storage_key
         size = sum(int(storage.nbytes()) for storage in storages)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):
         return TensorDescription(look, id(tensor), 0)
