@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -49,8 +49,13 @@ class WorkerState(NamedTuple):
     """The states are those at the end of an epoch, after which the next one begins."""
 
 
-class Delivery(NamedTuple):
-    """A batch, and what the training process must know to resume after it."""
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """A batch, and what the training process must know to resume after it.
+
+    It is no tuple: older versions of torch page-lock what is in a tuple, and ask only
+    other objects for a ``pin_memory`` of their own.
+    """
 
     batch: Any
     """The batch as the loop will get it, on its way there as a ``SharedBatch`` or a
@@ -77,14 +82,14 @@ class Delivery(NamedTuple):
         try:
             locked = page_lock_batch(batch, must_lock=self.must_pin)
         except LoaderError as error:
-            return delivery._replace(batch=LocalFailure(error))
-        return delivery._replace(batch=locked)
+            return replace(delivery, batch=LocalFailure(error))
+        return replace(delivery, batch=locked)
 
 
 def open_delivery(delivery: Delivery) -> Delivery:
     """Put the batch of a delivery together that came in shared memory."""
     if isinstance(delivery.batch, ReceivedBatch):
-        return delivery._replace(batch=delivery.batch.open())
+        return replace(delivery, batch=delivery.batch.open())
     return delivery
 
 
@@ -202,13 +207,13 @@ class DeliveryCollate:
     def __call__(self, delivery: Delivery) -> Delivery:
         """Pack the batch of a delivery; in its place an error, if that fails."""
         if self.must_pin:
-            delivery = delivery._replace(must_pin=True)
+            delivery = replace(delivery, must_pin=True)
         if self.sending is None or delivery.number == SKIPPED:
             return delivery
         try:
-            return delivery._replace(batch=self.sending(delivery.batch))
+            return replace(delivery, batch=self.sending(delivery.batch))
         except Exception as error:  # noqa: BLE001 -- pickling calls the user's code
-            return delivery._replace(batch=Failure(_not_sent(error)))
+            return replace(delivery, batch=Failure(_not_sent(error)))
 
 
 def _not_sent(error: Exception) -> LoaderError:

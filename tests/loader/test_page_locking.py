@@ -6,6 +6,7 @@ Tensors of a GPU are replayed by torch's fake ones, which need no driver, and to
 
 import dataclasses
 import pickle
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
@@ -143,6 +144,13 @@ def test_what_came_in_shared_memory_is_opened_and_page_locked(locked):
     assert_same(delivery.batch, batch)
     assert id(delivery.batch["x"]) in locked
     segments.close()
+
+
+def test_no_torch_looks_for_tensors_in_a_delivery():
+    """Older ones enter tuples, mappings and sequences before they ask an object."""
+    delivery = Delivery(torch.ones(3), 3, 0, None)
+
+    assert not isinstance(delivery, tuple | Mapping | Sequence)
 
 
 def test_that_memory_was_short_is_told(monkeypatch):
