@@ -22,7 +22,7 @@ EPOCHS = 12
 
 
 class Card:
-    """Answers as torch.cuda does; it has the tensors that ``give`` made."""
+    """Answers as torch.cuda does of two devices; it has the tensors that it tracks."""
 
     __name__ = "torch.cuda"
 
@@ -30,6 +30,7 @@ class Card:
         self.mode = FakeTensorMode()
         self.tensors = weakref.WeakSet()
         self.device = torch.device("cuda", 0)
+        self.current = 0
 
     def context(self):
         return self.mode
@@ -44,16 +45,21 @@ class Card:
     is_initialized = is_available
 
     def device_count(self):
-        return 1
+        return 2
 
     def current_device(self):
-        return 0
+        return self.current
 
     def get_device_properties(self, _):
         return SimpleNamespace(is_integrated=False)
 
-    def memory_allocated(self, _):
-        return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
+    def memory_allocated(self, device):
+        index = self.current if device.index is None else device.index
+        return sum(
+            tensor.untyped_storage().nbytes()
+            for tensor in self.tensors
+            if tensor.device.index == index
+        )
 
     memory_reserved = max_memory_allocated = memory_allocated
 
@@ -73,11 +79,8 @@ class Host:
         return tensor
 
 
-@pytest.fixture(params=["host", "device"])
-def place(request, monkeypatch):
-    """Where tensors are made, and what makes them there."""
-    if request.param == "host":
-        return Host()
+@pytest.fixture
+def card(monkeypatch):
     card = Card()
     of_cpu = probes.probe_of(torch.device("cpu"))
     monkeypatch.setattr(
@@ -86,6 +89,12 @@ def place(request, monkeypatch):
         lambda device: CudaLikeProbe(card) if device.type == "cuda" else of_cpu,
     )
     return card
+
+
+@pytest.fixture(params=["host", "device"])
+def place(request):
+    """Where tensors are made, and what makes them there."""
+    return Host() if request.param == "host" else request.getfixturevalue("card")
 
 
 def rows(place):
@@ -220,3 +229,35 @@ def test_a_tensor_of_another_size_in_each_epoch_is_no_leak(place):
     report = watch(step, place)
 
     assert not report.leaking
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["cuda", None])
+def test_the_device_that_is_current_at_first_is_watched_to_the_end(card, asked):
+    card.current = 1
+    card.device = torch.device("cuda", 1)
+    kept_rows = []
+    detector = LeakDetector(asked, on_leak=lambda _: None)
+
+    for epoch in detector.epochs(range(EPOCHS)):
+        card.current = epoch % 2  # as code does that looks after several devices
+        with card.context():
+            kept_rows.append(rows(card))
+
+    report = detector.finish()
+    assert report.device == "cuda:1"
+    assert report.leaking
+    assert "kept_rows" in str(report)
+
+
+@pytest.mark.slow
+def test_what_grows_on_another_device_is_no_matter_of_the_one_that_is_watched(card):
+    kept_rows = []
+    detector = LeakDetector("cuda:0", on_leak=lambda _: None)
+    card.device = torch.device("cuda", 1)
+
+    for _ in detector.epochs(range(EPOCHS)):
+        with card.context():
+            kept_rows.append(rows(card))
+
+    assert "allocated" not in [counter.name for counter in detector.finish().leaks]
