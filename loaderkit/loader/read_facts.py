@@ -87,7 +87,7 @@ def read_facts(
         unsendable=description.unsendable,
         fork_is_sound=sys.platform != "darwin",
         fork_hazard=hazard,
-        batch_device=_batch_device(hazard, measurement.measured),
+        batch_device=_batch_device(description, measurement),
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
         lockless=_why_no_locks(),
@@ -129,13 +129,16 @@ class _Measurement:
     """What was found by measuring that does not survive a fork."""
 
 
-def _batch_device(hazard: ForkHazard | None, measured: ReadCost | None) -> str:
-    """Name the device that batches are made on; empty for the host."""
-    if measured is not None and measured.device:
-        return measured.device
-    if hazard is not None and hazard.kind == "device":
-        return hazard.device or "a device"
-    return ""
+def _batch_device(description: DatasetDescription, measurement: _Measurement) -> str:
+    """Name the device that batches are made on; empty for the host, or if unknown."""
+    hazard = measurement.fork_hazard
+    # Without code of the user's, batches lie where the samples do.  A dataset's own
+    # code may give something else than what it holds.
+    if hazard is None and description.draws_nothing:
+        hazard = description.fork_hazard
+    if hazard is None or hazard.kind != "device":
+        return ""
+    return hazard.device or "a device"
 
 
 def _measure_typical_batch(

@@ -211,6 +211,29 @@ def test_samples_on_the_host_are_page_locked():
     assert plan.pin_memory
 
 
+class HostSamples:
+    """Holds something on the GPU, and gives samples on the host."""
+
+    def __init__(self):
+        self.table = on_cuda(3)
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, row):
+        return torch.full((3,), float(row))
+
+
+@pytest.mark.usefixtures("cuda_is_here")
+def test_what_a_dataset_holds_on_the_gpu_says_nothing_of_where_its_samples_lie():
+    for asked in ({}, {"pin_memory": True}):
+        plan = build_loader(HostSamples(), "cuda", batch_size=2, **asked).plan
+
+        assert plan.pin_memory
+        assert plan.num_workers == 0
+        assert "forked workers cannot use cuda:0" in plan.num_workers.reason
+
+
 def move_to_cuda(batch):
     return on_cuda(*batch.shape)
 
