@@ -3,7 +3,8 @@
 A file that was open before a fork has one position for all processes.  If one process
 seeks and another reads, they read each other's bytes without any error.  HDF5, SQLite
 and LMDB forbid the use of handles that were opened before a fork.  The threads of a
-pool do not exist in the new process, which would wait for their answers for ever.
+pool do not exist in the new process, which would wait for their answers for ever.  The
+driver of a GPU that was used before a fork cannot be used after it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import types
 import warnings
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+HazardKind: TypeAlias = Literal["file", "threads", "device"]
 
 _DEEPEST = 5
 """Levels of attributes that are searched.  Chosen: enough for a file in an archive in a
@@ -54,6 +57,8 @@ _OPAQUE = (
 )
 """Classes whose objects hold nothing that a fork could break."""
 
+_HOST_DEVICES = ("cpu", "meta")
+"""Of torch: what lies there has no driver."""
 _POOLS = (Executor, multiprocessing.pool.Pool)
 """Classes whose objects give work to threads.  Pools of processes have threads, too,
 which talk to the processes."""
@@ -65,27 +70,37 @@ class ForkHazard:
 
     where: str
     """The attribute and its class, such as "dataset.file (BufferedReader)"."""
-    is_file: bool
-    """It is an open file or handle; otherwise it has threads."""
+    kind: HazardKind
+    """It is an open file or handle, has threads, or lies on a device."""
+    device: str = ""
+    """Which device that is, such as "cuda:0"; empty if none, or not known."""
 
     @property
     def reason(self) -> str:
         """Why forked workers cannot be used."""
-        if self.is_file:
+        if self.kind == "file":
             return f"forked workers would share the position of {self.where}"
+        if self.kind == "device":
+            device = self.device or "the device"
+            return f"forked workers cannot use {device}, where {self.where} lies"
         return f"the threads of {self.where} do not exist in forked workers"
 
     @property
     def danger(self) -> str:
         """What can happen in forked workers."""
-        if self.is_file:
+        if self.kind == "file":
             return "they can read each other's bytes"
+        if self.kind == "device":
+            return "its driver does not survive a fork, and reading would fail"
         return "they would wait for them for ever"
 
     @property
     def fix(self) -> str:
         """What the user can do."""
-        return f"{'open' if self.is_file else 'start'} it when a sample is first read"
+        if self.kind == "device":
+            return "keep samples on the host"
+        verb = "open" if self.kind == "file" else "start"
+        return f"{verb} it when a sample is first read"
 
 
 def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
@@ -104,8 +119,20 @@ def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
+def tells_of_forked_device(text: str) -> bool:
+    """Tell whether torch says that a device was used before a fork, and after it.
+
+    Args:
+        text: Of an error.
+
+    >>> tells_of_forked_device("Cannot re-initialize CUDA in forked subprocess. To ...")
+    True
+    """
+    return "Cannot re-initialize" in text and "in forked subprocess" in text
+
+
 def find_fork_hazard(**parts: object) -> ForkHazard | None:
-    """Find an open file or threads in objects that forked processes would use.
+    """Find an open file, threads or device memory that forked processes would use.
 
     Args:
         parts: Objects to search, by the name that the message begins with.
@@ -136,9 +163,12 @@ def find_fork_hazard(**parts: object) -> ForkHazard | None:
             looked_at.add(id(value))
             where = f"{path} ({type(value).__name__})"
             if _is_shared(value, forbidden):
-                return ForkHazard(where, is_file=True)
+                return ForkHazard(where, "file")
             if _has_threads(value):
-                return ForkHazard(where, is_file=False)
+                return ForkHazard(where, "threads")
+            device = _device_of(value)
+            if device:
+                return ForkHazard(where, "device", device)
             below += _inside(path, value)
         level = below
     return None
@@ -153,6 +183,15 @@ def _has_threads(value: Any) -> bool:
     if isinstance(value, threading.Thread):
         return value.is_alive() and value is not threading.main_thread()
     return isinstance(value, _POOLS)
+
+
+def _device_of(value: Any) -> str:
+    """Name the device that a tensor lies on; empty on the host, and of no tensor."""
+    # Without torch there are no tensors, and to import it would take seconds.
+    tensor_type: Any = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor_type is None or not isinstance(value, tensor_type):
+        return ""
+    return "" if value.device.type in _HOST_DEVICES else str(value.device)
 
 
 def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:

@@ -287,3 +287,46 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
         # Of up to one number any stride is contiguous; torch views as bytes only 1.
         flat = flat.as_strided((flat.numel(),), (1,))
     return flat.view(torch.uint8)
+
+
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """List the tensors with memory of their own that a tensor is made of.
+
+    Args:
+        tensor: Of any layout, nested or of a subclass that wraps others, such as PyG's
+            ``EdgeIndex``.
+
+    Returns:
+        The tensor itself if it is dense, or does not tell its parts.  Of a sparse one
+        its values first, then what places them; of a subclass what its
+        ``__tensor_flatten__`` names, which is torch's protocol for that, and what else
+        it has among its attributes.
+
+    >>> [list(part.shape) for part in dense_parts(torch.eye(3).to_sparse())]
+    [[3], [2, 3]]
+    """
+    flatten_subclass = getattr(tensor, "__tensor_flatten__", None)
+    if flatten_subclass is not None:
+        return _parts_of_wrapper(tensor, flatten_subclass)
+    if tensor.layout is torch.sparse_coo:
+        # The public values() and indices() refuse a tensor that is not coalesced.
+        return [tensor._values(), tensor._indices()]  # noqa: SLF001
+    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
+        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+    if tensor.is_nested:
+        return [tensor.values()]
+    return [tensor]
+
+
+def _parts_of_wrapper(
+    tensor: torch.Tensor, flatten_subclass: Callable[[], tuple[list[str], Any]]
+) -> list[torch.Tensor]:
+    names, _ = flatten_subclass()
+    wrapped = [getattr(tensor, name) for name in names]
+    if not all(isinstance(part, torch.Tensor) for part in wrapped):
+        return [tensor]
+    # EdgeIndex of PyG does not name its ``_T_index``, the indices of its transpose.
+    inner = {id(part): part for part in flatten_tensors([wrapped, vars(tensor)])}
+    return [part for whole in inner.values() for part in dense_parts(whole)]

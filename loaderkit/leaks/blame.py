@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.leaks.census import Census
+    from loaderkit.leaks.finders.evidence import Memory
     from loaderkit.leaks.patterns import PatternName
 
 _LEAST_SHARE_OF_HEAVIEST = 0.05
@@ -75,6 +76,7 @@ def find_growth(
     most: int = 3,
     ignore: Sequence[object] = (),
     rate: float = 0.0,
+    memory: Memory = "host",
     most_bytes_per_epoch: float = math.inf,
     more_exit_handlers: float = 0.0,
     other_censuses: Sequence[Census] = (),
@@ -88,6 +90,7 @@ def find_growth(
         most: Growths to name.
         ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
+        memory: Which memory that is.
         most_bytes_per_epoch: More than that nothing can have grown.
         more_exit_handlers: How many functions more atexit knows each epoch.
         other_censuses: More of them: what gets longer must be shorter in each.
@@ -109,6 +112,7 @@ def find_growth(
         epochs=max(1, epoch - before.epoch),
         ignored_ids=ignored_ids,
         bytes_per_epoch=rate,
+        memory=memory,
         more_exit_handlers=more_exit_handlers,
         other_censuses=earlier,
         collects_by_itself=collects_by_itself,

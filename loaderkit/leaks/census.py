@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.leaks.finders.evidence import Memory
     from loaderkit.leaks.trace import Blocks
     from loaderkit.memory.tensors import Look
 
@@ -251,6 +252,20 @@ def _is_container(kind: type) -> bool:
     if not issubclass(kind, CONTAINERS):
         return False
     return any(kind.__len__ is base.__len__ for base in CONTAINERS)
+
+
+def memory_of(item: Any) -> Memory:
+    """Tell in which memory an object has its values.
+
+    Args:
+        item: An array, tensor, text or bytes.
+
+    Returns:
+        "device" for a tensor that does not lie on the host.
+    """
+    if not is_a(item, torch.Tensor):
+        return "host"
+    return "host" if describe(item).look.device == "cpu" else "device"
 
 
 def size_of(item: Any) -> int:

@@ -64,7 +64,8 @@ class LeakDetector:
 
     Args:
         device: Watched beside the host, such as "cuda:1"; it must be here.  None
-            takes the first that is.
+            takes the first kind that is.  Of several devices of a kind, one is watched:
+            "cuda" is the one that is current when the first epoch begins.
         warmup: Epochs to leave out at the start; "auto" finds them.
         limit: Memory that may be used, such as "8 GiB"; passing it counts as a leak.
             What is free now if None, for the forecast only.
@@ -212,7 +213,8 @@ class LeakDetector:
             self.end_epoch()
         report = self.report()
         if trace and report.leaking:
-            sites = allocation_sites(function, device=self.device)
+            device = self._started_recorder().device
+            sites = allocation_sites(function, device=device)
             self._report = replace(report, sites=sites)
         return self.finish()
 

@@ -22,6 +22,7 @@ from loaderkit.leaks.verdict import (
     Collected,
     RunEvidence,
     decide,
+    device_rate,
     epochs_until,
     host_rate,
     is_garbage,
@@ -37,7 +38,9 @@ from loaderkit.memory.probes import read_device
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from loaderkit.leaks.census import Census
     from loaderkit.leaks.counter_trend import CounterTrend, Series
+    from loaderkit.leaks.finders.evidence import Memory
     from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.patterns import PatternName
     from loaderkit.leaks.trace import Site
@@ -176,17 +179,7 @@ def _find_growths(
     # What a child process keeps is not among this one's objects.
     in_this_process = any(not isinstance(name, WorkerName) for name in leaking)
     if census is not None and in_this_process:
-        handlers = count_outside().exit_handlers - watch.outside_counts.exit_handlers
-        objects = find_growth(
-            census,
-            watch.epoch,
-            ignore=watch.own_objects(),
-            rate=host_rate(counters),
-            most_bytes_per_epoch=most_host_bytes(counters),
-            more_exit_handlers=handlers / watch.epoch,
-            other_censuses=[other for other in watch.censuses if other is not census],
-            collects_by_itself=watch.collects_by_itself,
-        )
+        objects = _find_objects(watch, census, counters)
         if not watch.collects_by_itself:
             collected = _left_after_collecting(watch, counters)
             if is_garbage(counters, collected):
@@ -199,6 +192,38 @@ def _find_growths(
         shared_files=watch.shared_files,
     )
     return [_frozen_if_hidden(watch, growth) for growth in find_causes(evidence)]
+
+
+def _find_objects(
+    watch: EpochRecorder, census: Census, counters: Sequence[CounterTrend]
+) -> list[Growth]:
+    """Ask for the objects that grew, for each memory that they grew in."""
+    handlers = count_outside().exit_handlers - watch.outside_counts.exit_handlers
+    others = [other for other in watch.censuses if other is not census]
+    rates: dict[Memory, float] = {
+        "host": host_rate(counters),
+        "device": device_rate(counters),
+    }
+    growing = [memory for memory, rate in rates.items() if rate] or ["host"]
+    objects: list[Growth] = []
+    for memory in growing:
+        found = find_growth(
+            census,
+            watch.epoch,
+            ignore=watch.own_objects(),
+            rate=rates[memory],
+            memory=memory,
+            most_bytes_per_epoch=most_host_bytes(counters),
+            more_exit_handlers=handlers / watch.epoch,
+            other_censuses=others,
+            collects_by_itself=watch.collects_by_itself,
+        )
+        # What gets longer and needs no weighing is found for either memory.
+        known = {(growth.holder, growth.items) for growth in objects}
+        objects += [
+            growth for growth in found if (growth.holder, growth.items) not in known
+        ]
+    return objects
 
 
 def _as_cycle(growth: Growth) -> Growth:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from loaderkit.library_files import is_library_file, is_own_file
-from loaderkit.memory.probes import probe_of, read_blocks
+from loaderkit.memory.probes import probe_of, read_blocks, with_index
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def allocation_sites(
     Returns:
         The places by the bytes that stay, the most first; the device's before Python's.
     """
-    traced_device = torch.device("cpu") if device is None else device
+    traced_device = torch.device("cpu") if device is None else with_index(device)
     begins_here = not tracemalloc.is_tracing()
     if begins_here:
         tracemalloc.start(_FRAMES_TRACED)

@@ -270,6 +270,19 @@ def host_rate(counters: Iterable[CounterTrend]) -> float:
     return min(rates, default=0.0)
 
 
+def device_rate(counters: Iterable[CounterTrend]) -> float:
+    """Give how fast tensors on the device grow.
+
+    Args:
+        counters: All that were judged.
+
+    Returns:
+        Bytes an epoch; 0 when they do not leak.
+    """
+    rising = rising_trends(counters)
+    return rising["allocated"].per_epoch if "allocated" in rising else 0.0
+
+
 def most_host_bytes(counters: Sequence[CounterTrend]) -> float:
     """Bound by how many bytes an epoch memory grows where only small objects leak.
 

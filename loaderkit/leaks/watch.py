@@ -19,7 +19,7 @@ from loaderkit.leaks.trace import live_blocks
 from loaderkit.leaks.unrooted import count_outside
 from loaderkit.memory import process
 from loaderkit.memory.counters import WorkerName, is_judged, unit_of
-from loaderkit.memory.probes import read_device, read_device_used
+from loaderkit.memory.probes import read_device, read_device_used, with_index
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ class EpochRecorder:
     """
 
     def __init__(self, device: torch.device, tolerance: int) -> None:
-        self.device = device
+        self._device = device
         self.epoch = 0
         self.censuses: list[Census] = []
         """The last two."""
@@ -101,6 +101,16 @@ class EpochRecorder:
         """Whether Python's collector runs by itself, as the user has set it."""
         self._pauses = 0
         """How many ``with collector_paused()`` are entered now."""
+
+    @property
+    def device(self) -> torch.device:
+        """What is read beside the host.
+
+        "cuda" is the device that is current when the process first uses one, and stays
+        that one, whatever is current later.
+        """
+        self._device = with_index(self._device)
+        return self._device
 
     def start(self) -> None:
         """Take the reading before the first epoch.

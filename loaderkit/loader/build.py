@@ -263,6 +263,7 @@ def _make_loader(
         seeded=not description.draws_nothing,
         seed_asked=options.seed is not None,
         agreement=OrderAgreement(ranks),
+        must_pin=options.pin_memory is True,
         limit_check=limit_check_of(
             description.dataset, options.limits, options.oversized
         ),

@@ -213,11 +213,12 @@ def choose_num_workers(
         least one if that can start.
 
     Raises:
-        LoaderError: Workers were asked for in a process that may not have children.
+        LoaderError: Workers were asked for in a process that may not have children, or
+            would be forked with samples on a device.
     """
     requested = _requested(overrides.num_workers, "LOADERKIT_NUM_WORKERS", facts)
     if requested is not None:
-        return _check_requested_workers(requested, facts)
+        return _check_requested_workers(requested, facts, overrides)
     decision = _number_that_pays(facts, overrides, batches)
     if decision.value or not overrides.needs_workers:
         return decision
@@ -373,6 +374,9 @@ def choose_pin_memory(
         overrides: What the caller asked for; not followed where it has no use.
         num_workers: As it was chosen.
         prefetch_factor: As it was chosen.
+
+    Raises:
+        LoaderError: It was asked for, and batches do not lie on the host.
     """
     device = facts.device
     requested = _requested(overrides.pin_memory, "LOADERKIT_PIN_MEMORY", facts)
@@ -385,6 +389,14 @@ def choose_pin_memory(
             reason,
             f"pin_memory=True is not followed: {reason}; pin_memory=False",
         )
+    if facts.batch_device:
+        reason = f"batches are made on {facts.batch_device}, and only memory of the "
+        reason += "host is page-locked"
+        if requested is not None and requested.value:
+            message = "Batches cannot be page-locked here."
+            fix = "pin_memory=False, or keep samples on the host"
+            raise LoaderError(message, why=reason, fix=fix)
+        return Decision(False, reason)
     if requested is not None:
         return requested
     waiting = num_workers * (prefetch_factor or 0)
@@ -461,7 +473,9 @@ def _requested(asked: T | None, variable: str, facts: Facts) -> Decision[T] | No
     return None
 
 
-def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision[int]:
+def _check_requested_workers(
+    requested: Decision[int], facts: Facts, overrides: SettingOverrides
+) -> Decision[int]:
     count, cpus = requested.value, facts.host.cpus
     if count and facts.daemonic:
         message = f"{count_of(count, 'workers')} were asked for in a daemonic process."
@@ -471,6 +485,12 @@ def _check_requested_workers(requested: Decision[int], facts: Facts) -> Decision
         message = f"{count_of(count, 'workers')} were asked for, and none can start."
         fix = "num_workers=0, or a machine with /dev/shm (docker run --shm-size=1g)"
         raise LoaderError(message, why=facts.lockless, fix=fix)
+    hazard = facts.fork_hazard
+    is_forked = _start_method_of_any(facts, overrides).value == "fork"
+    if count and is_forked and hazard is not None and hazard.kind == "device":
+        message = f"{count_of(count, 'workers')} were asked for, which are forked."
+        why = f"{hazard.reason}: {hazard.danger}"
+        raise LoaderError(message, why=why, fix=f"num_workers=0, or {hazard.fix}")
     if count <= cpus:
         return requested
     warning = (

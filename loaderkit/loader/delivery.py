@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from loaderkit.loader.failures import Failure
+from loaderkit.errors import LoaderError
+from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import ReceivedBatch
@@ -23,7 +25,6 @@ from loaderkit.sending import SentWhole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loaderkit.errors import LoaderError
     from loaderkit.loader.fetching import Fetching, Sending
 
 SKIPPED = -1
@@ -48,8 +49,13 @@ class WorkerState(NamedTuple):
     """The states are those at the end of an epoch, after which the next one begins."""
 
 
-class Delivery(NamedTuple):
-    """A batch, and what the training process must know to resume after it."""
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """A batch, and what the training process must know to resume after it.
+
+    It is no tuple: older versions of torch page-lock what is in a tuple, and ask only
+    other objects for a ``pin_memory`` of their own.
+    """
 
     batch: Any
     """The batch as the loop will get it, on its way there as a ``SharedBatch`` or a
@@ -60,12 +66,30 @@ class Delivery(NamedTuple):
     """Number of the worker that made it."""
     state: WorkerState | None
     """State of the worker after it; None if the dataset has no state."""
+    must_pin: bool = False
+    """The caller asked for page-locked memory, so no part of a batch may lack it."""
+
+    def pin_memory(self) -> Delivery:
+        """Put the batch into page-locked memory: torch calls this where it is to be.
+
+        With workers that is on a thread of torch's, which would send the text of an
+        error alone; so the error goes in the place of the batch.
+        """
+        delivery = open_delivery(self)
+        batch = delivery.batch
+        if isinstance(batch, Failure | LocalFailure):
+            return delivery
+        try:
+            locked = page_lock_batch(batch, must_lock=self.must_pin)
+        except LoaderError as error:
+            return replace(delivery, batch=LocalFailure(error))
+        return replace(delivery, batch=locked)
 
 
 def open_delivery(delivery: Delivery) -> Delivery:
     """Put the batch of a delivery together that came in shared memory."""
     if isinstance(delivery.batch, ReceivedBatch):
-        return delivery._replace(batch=delivery.batch.open())
+        return replace(delivery, batch=delivery.batch.open())
     return delivery
 
 
@@ -173,19 +197,23 @@ class DeliveryCollate:
 
     Args:
         sending: Copies a batch to shared memory; None leaves sending to torch.
+        must_pin: See ``Delivery``.
     """
 
-    def __init__(self, sending: Sending | None) -> None:
+    def __init__(self, sending: Sending | None, *, must_pin: bool = False) -> None:
         self.sending = sending
+        self.must_pin = must_pin
 
     def __call__(self, delivery: Delivery) -> Delivery:
         """Pack the batch of a delivery; in its place an error, if that fails."""
+        if self.must_pin:
+            delivery = replace(delivery, must_pin=True)
         if self.sending is None or delivery.number == SKIPPED:
             return delivery
         try:
-            return delivery._replace(batch=self.sending(delivery.batch))
+            return replace(delivery, batch=self.sending(delivery.batch))
         except Exception as error:  # noqa: BLE001 -- pickling calls the user's code
-            return delivery._replace(batch=Failure(_not_sent(error)))
+            return replace(delivery, batch=Failure(_not_sent(error)))
 
 
 def _not_sent(error: Exception) -> LoaderError:

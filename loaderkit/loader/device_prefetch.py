@@ -8,7 +8,7 @@ import torch
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.memory.probes import read_capability
-from loaderkit.nests import flatten_tensors, map_leaves
+from loaderkit.nests import dense_parts, flatten, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +35,13 @@ class DevicePrefetcher:
     On devices with streams (CUDA, ROCm, XPU) the copy runs beside the computing, from
     page-locked memory; elsewhere each batch is moved when it is asked for.
 
+    An object of another library is moved by its own ``to``.  Where it also has
+    ``record_stream(stream)``, as tensors have, its memory is known to be in use; else
+    the copy of the next batch waits until the step before is done.
+
     Args:
-        loader: Any iterable of batches: tensors, PyG data, or nests of these.
+        loader: Any iterable of batches: tensors of any layout, PyG data, objects with
+            ``to``, or nests of these.
         device: Where they go.
 
     Raises:
@@ -75,10 +80,10 @@ def page_locked(tensor: torch.Tensor) -> torch.Tensor:
     a few batches nothing is page-locked anew.
 
     Args:
-        tensor: On the host; given back as it is where it is page-locked already, as
-            from a loader with ``pin_memory=True``, or has no values.
+        tensor: Given back as it is where it is page-locked already, as from a loader
+            with ``pin_memory=True``, has no values, or lies on a device.
     """
-    if not tensor.numel() or tensor.is_pinned():
+    if tensor.device.type != "cpu" or not tensor.numel() or tensor.is_pinned():
         return tensor
     return tensor.pin_memory()
 
@@ -113,20 +118,57 @@ def copy_beside_compute(
         with device_module.stream(copy_stream):
             return move(host_batch, device, page_lock=page_lock)
 
+    copies_must_wait = False
     next_batch = copy_next()
     while next_batch is not _NO_BATCH:
         batch = next_batch
         # Asked for each time: the training may have changed streams meanwhile.
         compute_stream = device_module.current_stream(device)
         compute_stream.wait_stream(copy_stream)
-        for tensor in flatten_tensors(batch):
-            # It was allocated on the copying stream.  Its memory is kept until the
-            # stream that computes is done with it.
-            tensor.record_stream(compute_stream)
+        # Not all() of a generator, which would stop at the first that is not recorded.
+        recorded = [
+            _record_use(leaf, compute_stream, device) for leaf in flatten(batch)
+        ]
+        copies_must_wait = copies_must_wait or not all(recorded)
+        if copies_must_wait:
+            # Memory whose use was not recorded may be given to the next copy as soon as
+            # the batch is let go, while the step that reads it is still queued.
+            copy_stream.wait_stream(compute_stream)
         # The next copy starts before this batch is given, so that it runs beside the
         # step.
         next_batch = copy_next()
         yield batch
+
+
+def _record_use(leaf: Any, stream: Any, device: torch.device) -> bool:
+    """Have the allocator keep the memory of a leaf until a stream is done with it.
+
+    It was allocated on the stream that copies, to whose next copies the allocator would
+    give it otherwise.
+
+    Args:
+        leaf: Of a batch that was moved.
+        stream: The one that will read it.
+        device: Where the batch is.
+
+    Returns:
+        Whether all its memory on the device is kept so.
+    """
+    if isinstance(leaf, torch.Tensor):
+        try:
+            for part in dense_parts(leaf):
+                if part.device.type == device.type:
+                    part.record_stream(stream)
+        except (NotImplementedError, TypeError):
+            # Quantized tensors, and subclasses with a dispatch of their own.
+            return False
+        return True
+    if not callable(getattr(leaf, "to", None)):
+        return True
+    if not callable(getattr(leaf, "record_stream", None)):
+        return False
+    leaf.record_stream(stream)
+    return True
 
 
 def move(
@@ -152,9 +194,21 @@ def move(
             return leaf
         # What is no tensor, such as a SparseTensor, knows how to move itself; a sparse
         # tensor is several tensors, which cannot be page-locked as one.
-        is_dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-        if page_lock is None or not is_dense:
+        if page_lock is None or not _is_dense(leaf):
             return leaf.to(device)
         return page_lock(leaf).to(device, non_blocking=True)
 
     return map_leaves(move_leaf, batch)
+
+
+def _is_dense(leaf: Any) -> bool:
+    """Tell whether torch page-locks a leaf as one piece of memory."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+        return False
+    if leaf.is_nested or leaf.is_quantized:
+        return False
+    # A subclass that answers torch's operators itself, such as MaskedTensor, need not
+    # know this one; those that tell their parts, such as PyG's EdgeIndex, do.
+    kind: Any = type(leaf)
+    answers_itself = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return not answers_itself or hasattr(kind, "__tensor_flatten__")

@@ -40,6 +40,8 @@ class ReadCost:
     """To put a batch into shared memory, in a worker."""
     receive_s: float
     """To take it out, in the training process."""
+    device: str = ""
+    """What a batch, or a part of it, lies on, such as "cuda:0"; empty: on the host."""
     probe_s: float = 0.0
     """What all this measuring took."""
 
@@ -86,6 +88,9 @@ class Facts:
     """Libraries of this system go on working in a forked process: not on macOS."""
     fork_hazard: ForkHazard | None = None
     """What the dataset holds that does not survive a fork."""
+    batch_device: str = ""
+    """The device that batches lie on as they are made, such as "cuda:0"; empty where
+    they are made on the host, as far as is known."""
     parcels: bool = True
     """Batches can travel as one anonymous segment (Linux)."""
     daemonic: bool = False

@@ -143,7 +143,8 @@ def open_inner_iterator(
     )
     # torch draws the seed of its workers from this, another one in each epoch.
     generator = torch.Generator().manual_seed(mix_seed(seed, int(source.number), 0))
-    collate: Any = DeliveryCollate(sending)  # torch's type is that of a list of samples
+    # torch's type is that of a function of a list of samples.
+    collate: Any = DeliveryCollate(sending, must_pin=setup.must_pin)
     inner_loader: DataLoader[Any] = DataLoader(
         stand_in,
         num_workers=outer.num_workers,

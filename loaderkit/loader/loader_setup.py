@@ -53,6 +53,8 @@ class LoaderSetup:
     """The caller gave the seed, so a state with another one is a mistake."""
     agreement: OrderAgreement
     """Compares the order with that of the other ranks."""
+    must_pin: bool = False
+    """The caller asked for page-locked memory; a batch that cannot be is an error."""
     limit_check: LimitCheck | None = None
     """What the samples of a batch are compared with; None if their sizes are known."""
     stream_length: int | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_device
 from loaderkit.errors import LoaderkitError, OptionError
+from loaderkit.forking import ForkHazard, tells_of_forked_device
 from loaderkit.loader.facts import Facts
 from loaderkit.loader.probe import probe
 from loaderkit.memory.host import read_host
@@ -69,6 +70,7 @@ def read_facts(
         fix = f"device={'cpu' if is_known else nearest!r}"
         raise OptionError(message, why=str(error), fix=fix) from error
     measurement = _measure_typical_batch(description, collate, typical, options)
+    hazard = description.fork_hazard or measurement.fork_hazard
     return Facts(
         host=read_host(),
         device=capability,
@@ -84,7 +86,8 @@ def read_facts(
         start_methods=tuple(multiprocessing.get_all_start_methods()),
         unsendable=description.unsendable,
         fork_is_sound=sys.platform != "darwin",
-        fork_hazard=description.fork_hazard,
+        fork_hazard=hazard,
+        batch_device=_batch_device(description, measurement),
         parcels=sys.platform == "linux" and hasattr(os, "memfd_create"),
         daemonic=bool(multiprocessing.current_process().daemon),
         lockless=_why_no_locks(),
@@ -122,6 +125,20 @@ class _Measurement:
 
     measured: ReadCost | None
     why_none: str = ""
+    fork_hazard: ForkHazard | None = None
+    """What was found by measuring that does not survive a fork."""
+
+
+def _batch_device(description: DatasetDescription, measurement: _Measurement) -> str:
+    """Name the device that batches are made on; empty for the host, or if unknown."""
+    hazard = measurement.fork_hazard
+    # Without code of the user's, batches lie where the samples do.  A dataset's own
+    # code may give something else than what it holds.
+    if hazard is None and description.draws_nothing:
+        hazard = description.fork_hazard
+    if hazard is None or hazard.kind != "device":
+        return ""
+    return hazard.device or "a device"
 
 
 def _measure_typical_batch(
@@ -139,10 +156,18 @@ def _measure_typical_batch(
     if not _is_worth_probing(description, options):
         return _Measurement(None)
     try:
-        return _Measurement(probe(description.dataset, typical.rows, collate))
+        measured = probe(description.dataset, typical.rows, collate)
     except LoaderkitError as error:
         # The loop tells it, should it read that sample; reading on may go well.
+        if tells_of_forked_device(error.what):
+            return _Measurement(None, error.what, ForkHazard("a batch", "device"))
         return _Measurement(None, error.what)
+    if measured.device:
+        # In workers that are forked later the driver may be in use already.
+        return _Measurement(
+            measured, fork_hazard=ForkHazard("a batch", "device", measured.device)
+        )
+    return _Measurement(measured)
 
 
 def _is_worth_probing(description: DatasetDescription, options: LoaderOptions) -> bool:

@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 
 from loaderkit.errors import LoaderError
 from loaderkit.fixes import Fix
+from loaderkit.forking import tells_of_forked_device
 from loaderkit.library_files import where_raised
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def error_about(
     """
     if why is None:
         why = where_raised(error)
+    if tells_of_forked_device(_text_of(error)):
+        why = f"the device was used before the workers were forked; {why}"
+        fix = "num_workers=0, or keep samples on the host"
     what += f"{type(error).__name__}: {_text_of(error)}"
     return _build_error(ErrorContent.of(error), what, why, fix)
 

@@ -63,7 +63,7 @@ class EpochCacheCleaner:
     releases that brought nothing it switches itself off.
 
     Args:
-        device: Whose cache is looked at; the first that is here if None.
+        device: Whose cache is looked at; the current one if None.
         every: Batches between two looks, for :meth:`step`; only epoch ends if None.
         freeze: Take what exists at the first epoch's end out of the collector's sight
             (``gc.freeze``): model, dataset and modules stay, and each collection then

@@ -67,6 +67,12 @@ class Probe(Protocol):
     def available(self, device: torch.device) -> bool:
         """Tell whether this device is here."""
 
+    def devices(self) -> list[torch.device]:
+        """List the devices of this kind that are here, each with its index."""
+
+    def current_index(self) -> int | None:
+        """Give the index of the current device; None before this process used one."""
+
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
 
@@ -109,6 +115,22 @@ class CudaLikeProbe:
         # mypy takes the index for an int; it is None for "the current device"
         index: int | None = device.index
         return index is None or index < int(self.module.device_count())
+
+    def devices(self) -> list[torch.device]:
+        """List the devices of this kind that are here; asking starts no driver."""
+        kind = _kind_of(self.module)
+        count = int(self.module.device_count()) if self.module.is_available() else 0
+        return [torch.device(kind, index) for index in range(count)]
+
+    def current_index(self) -> int | None:
+        """Give the index of the current device.
+
+        The first question would start the driver, and a program that has not used a
+        device yet may choose another one before it does.
+        """
+        if not self._is_driver_started():
+            return None
+        return int(self.module.current_device())
 
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
@@ -283,6 +305,14 @@ class MpsProbe(NoBlockHistory):
         """Tell whether this device is here; a Mac has one."""
         return torch.backends.mps.is_available() and not device.index
 
+    def devices(self) -> list[torch.device]:
+        """A Mac has one."""
+        return [torch.device("mps", 0)]
+
+    def current_index(self) -> int:
+        """It is the only one."""
+        return 0
+
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
         return Capability(
@@ -326,6 +356,13 @@ class CpuProbe(NoBlockHistory):
     def available(self, device: torch.device) -> bool:  # noqa: ARG002
         """There is always one; torch gives it any index."""
         return True
+
+    def devices(self) -> list[torch.device]:
+        """It is the host, not one of several devices."""
+        return []
+
+    def current_index(self) -> None:
+        """It goes by its name alone."""
 
     def capability(self, device: torch.device) -> Capability:
         """Say what it can do."""
@@ -444,14 +481,44 @@ def _makes_tensors(device: torch.device) -> bool:
     return True
 
 
-def present_devices() -> list[torch.device]:
+def present_kinds() -> list[torch.device]:
     """List the kinds of devices with memory of torch's that are here.
 
     Returns:
-        The current device of each kind; empty on a machine without any.
+        One a kind, without an index: for torch that is the current one; empty on a
+        machine without any.
     """
-    devices = [torch.device(kind) for kind in PROBES]
-    return [device for device in devices if _is_available(probe_of(device), device)]
+    kinds = [torch.device(kind) for kind in PROBES]
+    return [kind for kind in kinds if _is_available(probe_of(kind), kind)]
+
+
+def present_devices() -> list[torch.device]:
+    """List the devices with memory of torch's that are here.
+
+    Returns:
+        Each with its index, as the tensors on it have; empty on a machine without any.
+    """
+    return [device for kind in present_kinds() for device in probe_of(kind).devices()]
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Give a device the index that its tensors have.
+
+    Args:
+        device: Such as ``torch.device("cuda")``, which is the current one of its kind.
+
+    Returns:
+        Such as ``torch.device("cuda", 1)``; the device as it is where it has an index,
+        is the CPU, or no device of its kind was used yet in this process.
+    """
+    # mypy takes the index for an int; it is None for "the current device"
+    if getattr(device, "index", None) is not None:
+        return device
+    with contextlib.suppress(*FAILURES):
+        index = probe_of(device).current_index()
+        if index is not None:
+            return torch.device(device.type, index)
+    return device
 
 
 def read_device(
@@ -551,9 +618,14 @@ def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Blo
     return []
 
 
+def _kind_of(module: ModuleType) -> str:
+    """Name the kind of device of torch's module for it, such as ``torch.cuda``."""
+    return module.__name__.rpartition(".")[2]
+
+
 def _is_history_recorded(module: ModuleType) -> bool:
     """Ask torch whether somebody has an allocator's history recorded."""
-    kind = module.__name__.rpartition(".")[2]
+    kind = _kind_of(module)
     # The public way, memory_snapshot(), would copy all that is recorded.
     is_enabled = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
     if is_enabled is None:

@@ -19,7 +19,12 @@ from loaderkit.habits import DEVICES
 from loaderkit.memory import process
 from loaderkit.memory.counters import COUNTERS
 from loaderkit.memory.host import read_host
-from loaderkit.memory.probes import is_present, present_devices, read_device
+from loaderkit.memory.probes import (
+    is_present,
+    present_kinds,
+    read_device,
+    with_index,
+)
 from loaderkit.memory.tensors import TensorGroup, live_tensors
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_amount, format_bytes
@@ -171,6 +176,7 @@ def quick_sample(device: torch.device, *, full: bool = False) -> MemorySample:
     Returns:
         A sample without tensors, shares of pages and the machine's counters.
     """
+    device = with_index(device)
     of_device = read_device(device, full=full)
     values = process.quick_counters()
     values |= of_device.values
@@ -183,7 +189,7 @@ def quick_sample(device: torch.device, *, full: bool = False) -> MemorySample:
 
 
 def device_of(device: str | torch.device | None) -> torch.device:
-    """Take the device asked for, or the first that is here.
+    """Take the device asked for, or the current one of the first kind that is here.
 
     Args:
         device: Such as "cuda:1"; None to choose.
@@ -195,7 +201,7 @@ def device_of(device: str | torch.device | None) -> torch.device:
         OptionError: torch knows no such device.
     """
     if device is None:
-        return next(iter(present_devices()), torch.device("cpu"))
+        return next(iter(present_kinds()), torch.device("cpu"))
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -12,7 +12,13 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
-from loaderkit.memory.probes import FAILURES, present_devices, probe_of, read_device
+from loaderkit.memory.probes import (
+    FAILURES,
+    present_devices,
+    present_kinds,
+    probe_of,
+    read_device,
+)
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes, format_seconds
 
@@ -31,7 +37,8 @@ class Released(HasCard):
     """What a release brought, and what it cost."""
 
     returned_bytes: Mapping[str, int]
-    """Given back, by "host" or device; what others took meanwhile is subtracted."""
+    """Given back, by "host" or device, such as "cuda:0"; what others took meanwhile is
+    subtracted."""
     collected: int
     """Objects that the garbage collector found unreachable."""
     seconds: float
@@ -40,9 +47,11 @@ class Released(HasCard):
     __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
+        # Of eight devices most give nothing back.
         amounts = [
             f"{format_bytes(size_bytes)} of {device}"
             for device, size_bytes in self.returned_bytes.items()
+            if size_bytes or device == HOST
         ]
         return (
             f"released {', '.join(amounts)}; "
@@ -64,10 +73,10 @@ def release() -> Released:
     before = taken_bytes()
     # Twice, since finalizers may leave new garbage.
     collected = gc.collect() + gc.collect()
-    for device in present_devices():
+    for kind in present_kinds():
         # A device that fails must not keep the others from giving back.
         with contextlib.suppress(*FAILURES):
-            probe_of(device).empty()
+            probe_of(kind).empty()  # of all devices of the kind
     _trim_malloc()
     after = taken_bytes()
     returned_bytes = {

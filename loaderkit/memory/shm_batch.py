@@ -45,7 +45,6 @@ from torch.utils.data._utils.collate import (
 from torch.utils.data._utils.collate import (
     default_collate_fn_map as collate_functions,
 )
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.errors import LoaderError
 from loaderkit.nests import tensor_bytes
@@ -572,10 +571,6 @@ class ReceivedBatch:
                 )
             self._free()
         return _TensorUnpickler(io.BytesIO(self._pickled), tensors).load()
-
-    def pin_memory(self) -> Any:
-        """Open it on torch's thread that pins what comes from workers."""
-        return pin_memory(self.open())  # type: ignore[no-untyped-call]
 
 
 _MAPPED_SEGMENTS: dict[tuple[int, int], mmap.mmap] = {}

@@ -59,7 +59,7 @@ class StageReceipt(HasCard):
     name: str
     """Of the stage."""
     expected_bytes: Mapping[str, int]
-    """Tensors of the named objects, by "host" or device."""
+    """Tensors of the named objects, by "host" or device, such as "cuda:0"."""
     returned_bytes: Mapping[str, int]
     """What is in use less than with them."""
     survivors: tuple[Survivor, ...]
@@ -233,7 +233,7 @@ def _bytes_in_use() -> dict[str, int]:
 
 
 def _tensor_bytes(item: object, counted_storages: set[int]) -> dict[str, int]:
-    """Add up the storages that an object reaches, by "host" or kind of device."""
+    """Add up the storages that an object reaches, by "host" or device."""
     sizes: dict[str, int] = {}
     for tensor in tensors_below(item):
         device, size = _storage_bytes(tensor, counted_storages)
@@ -246,7 +246,7 @@ def _storage_bytes(tensor: torch.Tensor, counted_storages: set[int]) -> tuple[st
     _, storage_key, size = describe(tensor)
     is_new = storage_key not in counted_storages
     counted_storages.add(storage_key)
-    device = HOST if tensor.device.type == "cpu" else tensor.device.type
+    device = HOST if tensor.device.type == "cpu" else str(tensor.device)
     return device, size if is_new else 0
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import torch
 
+from loaderkit.nests import dense_parts
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -199,12 +200,15 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
     """
     look = _look_of(tensor)
     try:
-        parts = _parts_with_storage(tensor)
+        parts = dense_parts(tensor)
         storages = [part.untyped_storage() for part in parts]
-        # Storages without memory, as on "meta", all have the address 0.
-        storage_key = storages[0].data_ptr() or id(tensor)
+        storage_key = id(tensor)
+        # Storages on "meta", which those of fake tensors are, have no memory: torch
+        # warns of a fake tensor's address.
+        if storages[0].device.type != "meta":
+            storage_key = storages[0].data_ptr() or storage_key
         size = sum(int(storage.nbytes()) for storage in storages)
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError):
         return TensorDescription(look, id(tensor), 0)
     return TensorDescription(look, storage_key, size)
 
@@ -217,18 +221,6 @@ def _look_of(tensor: torch.Tensor) -> Look:
         return Look(kind, str(tensor.device), dtype, tuple(map(int, tensor.shape)))
     except (RuntimeError, TypeError, AttributeError):
         return Look(kind, "unknown", "unknown", ())
-
-
-def _parts_with_storage(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """List what has a storage: the tensor itself, or the parts of a sparse one."""
-    if tensor.layout is torch.strided:
-        return [tensor]
-    if tensor.layout is torch.sparse_coo:
-        # The public values() and indices() refuse a tensor that is not coalesced.
-        return [tensor._values(), tensor._indices()]  # noqa: SLF001
-    if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
-    return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
 
 
 def graph_nodes(tensor: torch.Tensor) -> int:

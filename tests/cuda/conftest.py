@@ -9,6 +9,7 @@ MIB = 2**20
 
 
 def pytest_itemcollected(item):
+    """Mark the tests of this folder: pytest asks its conftest.py about no others."""
     item.add_marker(pytest.mark.needs("cuda"))
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from loaderkit import MemoryMeter, read_memory, release, staged
-from loaderkit.memory.probes import free_bytes, probe_of, read_blocks, read_device
+from loaderkit.memory.probes import (
+    free_bytes,
+    present_devices,
+    probe_of,
+    read_blocks,
+    read_device,
+    with_index,
+)
 from loaderkit.memory.release import cached_bytes
 
 MIB = 2**20
@@ -24,12 +31,12 @@ def test_every_counter_is_read(card):
 
 def test_counters_are_what_torch_and_the_driver_say(card):
     generator = random.Random(0)
-    kept = []
+    tensors = []
     for _ in range(40):
-        if kept and generator.random() < 0.4:
-            kept.pop(generator.randrange(len(kept)))
+        if tensors and generator.random() < 0.4:
+            tensors.pop(generator.randrange(len(tensors)))
         size = int(2 ** generator.uniform(4, 27))
-        kept.append(torch.empty(size, dtype=torch.uint8, device=card))
+        tensors.append(torch.empty(size, dtype=torch.uint8, device=card))
 
         values = read_device(card).values
 
@@ -43,13 +50,18 @@ def test_counters_are_what_torch_and_the_driver_say(card):
         assert abs(values["device_free"] - free) < 64 * MIB
 
 
+def test_a_device_without_an_index_is_the_current_one(card):
+    assert card in present_devices()
+    assert with_index(torch.device("cuda")) == card
+    assert read_memory("cuda").device == str(card)
+
+
 def test_page_locked_memory_is_counted(card):
-    before = read_device(card).values["pinned"]
+    bytes_before = read_device(card).values["pinned"]
 
-    kept = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
+    tensor = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
 
-    assert read_device(card).values["pinned"] - before >= 64 * MIB
-    del kept
+    assert read_device(card).values["pinned"] - bytes_before >= tensor.nbytes
 
 
 @pytest.mark.parametrize("share", [None, 0.25])
@@ -60,16 +72,16 @@ def test_what_is_free_can_be_taken_and_not_much_more(card, share, cached_mib):
     # What torch keeps without using it is free too; the allocator gives it back when
     # it would run out.
     torch.empty(cached_mib * MIB, dtype=torch.uint8, device=card)
-    told = free_bytes(card)
+    free = free_bytes(card)
+    # Chosen: above what rounding, and other processes meanwhile, take.
     slack = 512 * MIB
 
-    taken = torch.empty(told.amount - slack, dtype=torch.uint8, device=card)
-    del taken
+    torch.empty(free.amount - slack, dtype=torch.uint8, device=card)
     torch.cuda.empty_cache()
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(told.amount + slack, dtype=torch.uint8, device=card)
+        torch.empty(free.amount + slack, dtype=torch.uint8, device=card)
 
-    assert "cuda" in told.known_from
+    assert "cuda" in free.known_from
 
 
 def test_what_is_given_back_is_what_the_driver_gets(card):
@@ -84,19 +96,25 @@ def test_what_is_given_back_is_what_the_driver_gets(card):
     assert returned >= 300 * MIB
 
 
-def test_a_stage_gives_its_models_memory_back_or_names_who_holds_it(card):
+def test_a_stage_gives_its_models_memory_back(card):
     model = torch.nn.Linear(4096, 4096, device=card)
-    with staged("first", model) as stage:
+
+    with staged("training", model) as stage:
         model(torch.randn(64, 4096, device=card)).sum().backward()
         del model
-    assert stage.receipt.ok
-    name = str(card)
-    assert stage.receipt.returned_bytes[name] >= stage.receipt.expected_bytes[name]
-    assert stage.receipt.expected_bytes[name] >= 64 * MIB
 
+    receipt, name = stage.receipt, str(card)
+    assert receipt.ok
+    assert receipt.expected_bytes[name] >= 64 * MIB
+    assert receipt.returned_bytes[name] >= receipt.expected_bytes[name]
+
+
+def test_a_stage_whose_model_stays_names_who_holds_it(card):
     held_by_a_name = model = torch.nn.Linear(4096, 4096, device=card)
-    with staged("second", model) as stage:
+
+    with staged("training", model) as stage:
         del model
+
     assert not stage.receipt.ok
     assert "held_by_a_name" in str(stage.receipt)
     del held_by_a_name
@@ -104,14 +122,14 @@ def test_a_stage_gives_its_models_memory_back_or_names_who_holds_it(card):
 
 def test_a_meter_sees_the_peak_of_a_block(card):
     meter = MemoryMeter("cuda")
+
     with meter:
         meter.mark("before")
-        kept = torch.empty(200 * MIB, dtype=torch.uint8, device=card)
-        meter.mark("held")
-        del kept
-    timeline = meter.timeline
+        tensor = torch.empty(200 * MIB, dtype=torch.uint8, device=card)
+        meter.mark("allocated")
+        del tensor
 
-    named = {mark.label: mark.sample.values["allocated"] for mark in timeline.marks}
-    assert named["held"] - named["before"] == 200 * MIB
+    timeline = meter.timeline
+    allocated = {mark.label: mark.sample.values["allocated"] for mark in timeline.marks}
+    assert allocated["allocated"] - allocated["before"] == 200 * MIB
     assert timeline.peak("allocated") >= 200 * MIB
-    assert "allocated" in str(read_memory("cuda"))

@@ -15,7 +15,7 @@ import loaderkit
 from loaderkit import LeakDetector, assert_no_leak
 from loaderkit.errors import LeakError, OptionError
 from loaderkit.leaks.detector import JUDGED_AFTER
-from loaderkit.memory.probes import present_devices
+from loaderkit.memory.probes import present_devices, present_kinds
 
 SIZE = 30_000  # float32 numbers a step: 117 KiB
 
@@ -44,7 +44,7 @@ def test_a_device_that_is_not_here_is_refused_and_one_that_is_here_is_watched(de
 
 
 def test_without_a_device_the_first_that_is_here_is_watched():
-    [first, *_] = [*present_devices(), torch.device("cpu")]
+    [first, *_] = [*present_kinds(), torch.device("cpu")]
 
     assert LeakDetector().device == first
 

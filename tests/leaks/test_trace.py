@@ -22,6 +22,7 @@ class Card:
 
     def __init__(self, *, recorded=False):
         self.blocks = []
+        self.current = 0
         self.recorded = recorded
         self.calls = []
         self.__name__ = "torch.cuda"
@@ -47,13 +48,20 @@ class Card:
         block["state"] = "inactive"
 
     def memory_snapshot(self):
-        return [{"device": 0, "blocks": self.blocks}, {"device": 1, "blocks": [{}]}]
+        other = 1 - self.current
+        return [
+            {"device": self.current, "blocks": self.blocks},
+            {"device": other, "blocks": [{}]},
+        ]
 
     def is_available(self):
         return True
 
     def device_count(self):
         return 2
+
+    def current_device(self):
+        return self.current
 
     is_initialized = is_available
 
@@ -127,6 +135,19 @@ def test_a_cards_memory_is_traced_to_the_line_that_asked_for_it(card):
     assert len(sites[0].lines) >= 2
     assert all(line.startswith("test_trace.py:") for line in sites[0].lines[-2:])
     assert "2.00 MiB on cuda:0: " in str(sites[0])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_card_without_an_index_is_the_current_one(card, index):
+    card.current = index
+
+    def epoch():
+        card.allocate(2 * MIB)
+
+    sites = allocation_sites(epoch, device=torch.device("cuda"))
+
+    assert sites[0].memory == f"on cuda:{index}"
+    assert sites[0].bytes_per_epoch == 2 * MIB
 
 
 def test_a_card_records_only_the_blocks_alive_and_only_meanwhile(card):

@@ -263,7 +263,7 @@ def test_batches_ahead_take_a_twentieth_of_the_memory_and_a_gibibyte_at_most():
     assert factors == [2, 1, 2, 1, 1]
 
 
-DATABASE = ForkHazard("dataset.database (Connection)", is_file=True)
+DATABASE = ForkHazard("dataset.database (Connection)", "file")
 
 
 def test_what_cannot_be_sent_is_forked_where_that_can_be():
@@ -311,7 +311,7 @@ def test_workers_that_are_forked_in_place_of_spawned_ones_count_as_forked():
 
 
 def test_what_does_not_survive_a_fork_is_read_here_unless_workers_are_spawned():
-    hazard = ForkHazard("dataset.file (BufferedReader)", is_file=True)
+    hazard = ForkHazard("dataset.file (BufferedReader)", "file")
     known = facts(fork_hazard=hazard)
 
     forked = choose_num_workers(known, NOTHING_ASKED)

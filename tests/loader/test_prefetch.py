@@ -2,15 +2,20 @@
 
 import contextlib
 import gc
+import io
 import threading
 import time
+import warnings
 import weakref
+import zipfile
 from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
 import torch
 from data import graph
+from tensor_kinds import KINDS, tensors_of_all_kinds
+from torch.masked import MaskedTensor
 from torch_geometric.data import Batch, HeteroData
 
 from loaderkit import build_loader
@@ -247,6 +252,104 @@ def test_the_next_batch_is_copied_before_the_last_is_done(monkeypatch):
         "on copying",
     ]
     assert [len(copied) for copied in copies] == [2]
+
+
+def storage_sizes(tensor):
+    """Ask torch.save what storages a tensor is made of; bytes of each, rising."""
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if "/data/" in name]
+        sizes = [archive.getinfo(name).file_size for name in names]
+    return sorted(size for size in sizes if size)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Storages whose use is recorded, by a function that takes what CUDA's does."""
+    storages = {}
+
+    def record_stream(tensor, _):
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise NotImplementedError("aten::record_stream")  # noqa: EM101
+        if isinstance(tensor, MaskedTensor):
+            raise TypeError("Multiple dispatch failed")  # noqa: EM101
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+
+    monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+    return storages
+
+
+def copy_with_log(batches):
+    """Copy batches as a card's prefetcher does; give them, and what streams did."""
+    module = FakeModule()
+    copies = copy_beside_compute(
+        iter(batches), torch.device("cpu"), module, lambda tensor: tensor
+    )
+    return list(copies), module.log
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_memory_of_a_tensor_is_kept_until_the_step_is_done(kind, recorded):
+    tensor = tensors_of_all_kinds()[kind]
+
+    [[moved]], log = copy_with_log([[tensor]])
+
+    expected = storage_sizes(moved)
+    if kind == "nested":
+        # Its shapes, strides and offsets stay on the host, wherever its values are.
+        expected = [size for size in expected if size == moved.values().nbytes]
+    assert sorted(size for size in recorded.values() if size) == expected
+    assert "copying waits for computing" not in log
+
+
+class Boxed:
+    """A batch of another library: only it knows how it is moved."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def to(self, device):
+        return type(self)(self.tensor.to(device))
+
+
+class BoxedAndRecorded(Boxed):
+    def record_stream(self, stream):
+        self.tensor.record_stream(stream)
+
+
+def leaves_that_keep_their_parts():
+    """What torch's record_stream refuses, and no protocol takes apart."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mask = torch.tensor([True, False])
+        return [
+            Boxed(torch.ones(2)),
+            torch.masked.masked_tensor(torch.ones(2), mask),
+        ]
+
+
+@pytest.mark.parametrize("leaf", leaves_that_keep_their_parts(), ids=["object", "mask"])
+def test_memory_that_cannot_be_kept_is_not_copied_to_before_the_step_is_done(
+    leaf, recorded
+):
+    moved, log = copy_with_log([leaf, leaf, leaf])
+
+    assert len(moved) == 3
+    assert not recorded
+    # Each copy but the first two, which find nothing to overwrite.
+    assert log.count("copying waits for computing") == 3
+    copies = [place for place, entry in enumerate(log) if entry == "on copying"]
+    assert all(log[place - 1] == "copying waits for computing" for place in copies[1:])
+
+
+def test_an_object_that_records_its_use_is_copied_beside_the_step(recorded):
+    moved, log = copy_with_log([BoxedAndRecorded(torch.ones(5)) for _ in range(3)])
+
+    assert len(moved) == 3
+    assert 20 in recorded.values()
+    assert "copying waits for computing" not in log
 
 
 @pytest.mark.slow

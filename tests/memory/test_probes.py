@@ -12,10 +12,12 @@ from loaderkit.memory.probes import (
     free_bytes,
     is_present,
     present_devices,
+    present_kinds,
     probe_of,
     read_blocks,
     read_capability,
     read_device,
+    with_index,
 )
 
 
@@ -63,6 +65,41 @@ def test_a_device_whose_index_is_beyond_those_of_this_machine_is_not_here(
         assert free_bytes(torch.device(device)) is None
         missing = read_device(torch.device(device)).missing
         assert missing == {"allocated": "there is no device 'cuda:1' here"}
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_device_without_an_index_is_the_current_one_once_one_was_used(
+    current, monkeypatch
+):
+    module = cuda_module(count=2)
+    module.current_device = lambda: current
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    named, cuda, second = (
+        torch.device("cpu"),
+        torch.device("cuda"),
+        torch.device("cuda", 1),
+    )
+
+    # The question would start the driver, and the program may choose another one yet.
+    assert with_index(cuda) == cuda
+    module.is_initialized = lambda: True
+
+    assert with_index(cuda) == torch.device("cuda", current)
+    assert with_index(second) == second
+    assert with_index(named) == named
+
+
+def test_all_devices_of_a_kind_are_listed_with_their_index(monkeypatch):
+    module = cuda_module(count=2)
+    real = torch.get_device_module
+    monkeypatch.setattr(
+        torch,
+        "get_device_module",
+        lambda kind: module if kind == "cuda" else real(kind),
+    )
+
+    assert list(map(str, present_devices()))[:2] == ["cuda:0", "cuda:1"]
+    assert list(map(str, present_kinds()))[:1] == ["cuda"]
 
 
 def test_a_driver_in_use_is_seen():
@@ -207,7 +244,7 @@ def test_apples_device_tells_what_metal_holds():
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
 def test_reading_a_device_that_is_not_here_gives_the_reason(device):
-    if torch.device(device) in present_devices():
+    if torch.device(device) in present_kinds():
         pytest.skip(f"this machine has {device}")
 
     values, missing = read_device(torch.device(device))
@@ -256,7 +293,7 @@ def test_an_allocator_without_snapshots_or_history_is_no_error():
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "cuda", "xpu"])
 def test_a_device_that_tells_nothing_of_its_memory_gives_none(device):
-    if torch.device(device) in present_devices():
+    if torch.device(device) in present_kinds():
         pytest.skip(f"this machine has {device}")
 
     with probe_of(torch.device(device)).recording():

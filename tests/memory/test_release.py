@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import loaderkit
 from loaderkit.errors import OptionError
@@ -37,13 +38,14 @@ def test_a_release_collects_cycles_and_says_what_it_brought():
     assert "objects collected" in str(released)
 
 
-class Card:
-    """What torch says of a device with an allocator that keeps what is not in use."""
+class Cards:
+    """What torch says of two devices whose allocators keep what is not in use."""
 
     __name__ = "torch.cuda"
 
     def __init__(self, error=None):
-        self.reserved, self.allocated, self.error = 100 * MIB, 30 * MIB, error
+        self.reserved, self.allocated = [100 * MIB, 60 * MIB], [30 * MIB, 60 * MIB]
+        self.error, self.current = error, 0
 
     def is_available(self):
         return True
@@ -57,54 +59,92 @@ class Card:
     def get_device_properties(self, _):
         return SimpleNamespace(is_integrated=False)
 
-    def memory_allocated(self, _):
-        return self.allocated
+    def current_device(self):
+        return self.current
 
-    def memory_reserved(self, _):
-        return self.reserved
+    def index_of(self, device):
+        return self.current if device.index is None else device.index
+
+    def memory_allocated(self, device):
+        return self.allocated[self.index_of(device)]
+
+    def memory_reserved(self, device):
+        return self.reserved[self.index_of(device)]
 
     def empty_cache(self):
+        """Empty the caches of all devices, as torch does."""
         if self.error is not None:
             raise self.error
-        self.reserved = self.allocated
+        self.reserved = list(self.allocated)
 
 
 @pytest.fixture
-def card_of(monkeypatch):
-    """Give torch a device of a kind that this machine may lack, as its module."""
+def install(monkeypatch):
+    """Give torch devices of a kind that this machine may lack, as their module."""
 
-    def install(card):
+    def install(cards):
         real = torch.get_device_module
         monkeypatch.setattr(
             torch,
             "get_device_module",
-            lambda kind: card if kind == "cuda" else real(kind),
+            lambda kind: cards if kind == "cuda" else real(kind),
         )
-        return card
+        return cards
 
     return install
 
 
 @pytest.mark.slow
-def test_what_a_device_gives_back_is_told_by_its_name(card_of):
-    card = card_of(Card())
-    before = cached_bytes(torch.device("cuda"))
+@pytest.mark.parametrize("current", [0, 1])
+def test_what_each_device_gives_back_is_told_by_its_name(install, current):
+    cards = install(Cards())
+    cards.current = current
+    cards.reserved[1] += 20 * MIB
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert cached_bytes(first) == (100 * MIB, 70 * MIB)
+    assert cached_bytes(second) == (80 * MIB, 20 * MIB)
 
     released = loaderkit.release()
 
-    assert before == (100 * MIB, 70 * MIB)
-    assert released.returned_bytes["cuda"] == 70 * MIB
-    assert cached_bytes(torch.device("cuda")) == (card.allocated, 0)
-    assert "70.0 MiB of cuda" in str(released)
+    returned_bytes = dict(released.returned_bytes)
+    del returned_bytes["host"]
+    assert returned_bytes == {"cuda:0": 70 * MIB, "cuda:1": 20 * MIB}
+    assert cached_bytes(first).unused == cached_bytes(second).unused == 0
+    assert "70.0 MiB of cuda:0, 20.0 MiB of cuda:1" in str(released)
 
 
 @pytest.mark.slow
-def test_a_device_that_fails_does_not_keep_the_host_from_giving_back(card_of):
-    card_of(Card(RuntimeError("CUDA error: an illegal memory access")))
+def test_a_device_that_gave_nothing_back_is_not_named(install):
+    install(Cards())
+
+    assert "cuda:1" not in str(loaderkit.release())
+
+
+@pytest.mark.slow
+def test_a_stage_counts_each_device_by_itself(install):
+    cards = install(Cards())
+    with FakeTensorMode():
+        weights = [torch.ones(MIB, device=f"cuda:{index}") for index in (0, 1, 1)]
+    cards.allocated = [4 * MIB, 8 * MIB]
+
+    with loaderkit.staged("two devices", *weights) as stage:
+        weights.clear()
+        cards.allocated = [0, 1 * MIB]
+
+    expected, returned = stage.receipt.expected_bytes, stage.receipt.returned_bytes
+    assert expected == {"cuda:0": 4 * MIB, "cuda:1": 8 * MIB}
+    assert (returned["cuda:0"], returned["cuda:1"]) == (4 * MIB, 7 * MIB)
+    assert "4.00 MiB of 4.00 MiB came back on cuda:0" in str(stage.receipt)
+    assert "7.00 MiB of 8.00 MiB came back on cuda:1" in str(stage.receipt)
+
+
+@pytest.mark.slow
+def test_a_device_that_fails_does_not_keep_the_host_from_giving_back(install):
+    install(Cards(RuntimeError("CUDA error: an illegal memory access")))
 
     released = loaderkit.release()
 
-    assert released.returned_bytes["cuda"] == 0
+    assert released.returned_bytes["cuda:0"] == 0
     assert "host" in released.returned_bytes
 
 

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sender import send_batches
 from torch.utils.data._utils.collate import default_collate_fn_map
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.datasets.owned_copy import shares_memory
 from loaderkit.errors import LoaderError
@@ -277,16 +276,6 @@ def test_a_batch_is_not_copied_before_it_is_opened():
 
 def anonymous_bytes():
     return quick_counters()["anonymous"]
-
-
-def test_torchs_pinning_opens_what_came():
-    segments = SegmentRing(1)
-    batch = {"names": ["a", "b"], "number": 3}
-    message = bytes(ForkingPickler.dumps(Pair(SharedBatch(batch, segments), 1)))
-
-    assert pin_memory(pickle.loads(message)) == Pair(batch, 1)
-
-    segments.close()
 
 
 def test_a_worker_waits_for_the_batch_that_is_being_opened():

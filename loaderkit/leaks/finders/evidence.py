@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from loaderkit.leaks.shared_files import SharedFiles
     from loaderkit.leaks.trend import Trend
     from loaderkit.memory.counters import AnyCounter
+
+
+Memory: TypeAlias = Literal["host", "device"]
+"""The two that objects can take: the process's own, and that of the device."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,9 @@ class HeapEvidence:
     ignored_ids: AbstractSet[int]
     """``id`` of what is there because we watch."""
     bytes_per_epoch: float = 0.0
-    """By which memory of the host grows; 0 when unknown."""
+    """By which memory grows; 0 when unknown."""
+    memory: Memory = "host"
+    """Which memory that is."""
     more_exit_handlers: float = 0.0
     """How many functions more atexit knows each epoch."""
     other_censuses: tuple[Census, ...] = ()
@@ -48,7 +54,7 @@ class HeapEvidence:
 
     @property
     def grown_bytes(self) -> float:
-        """What memory of the host has grown by since the run began."""
+        """What memory has grown by since the run began."""
         return self.bytes_per_epoch * self.run_epochs
 
 

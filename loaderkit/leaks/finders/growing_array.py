@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.leaks.census import LARGE_BYTES, size_of
+from loaderkit.leaks.census import LARGE_BYTES, memory_of, size_of
 from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.growth import Growth
 from loaderkit.memory.tensors import is_a
@@ -71,6 +71,7 @@ def _joined_to_itself(evidence: HeapEvidence) -> list[Growth]:
         item
         for item in evidence.heap.large
         if id(item) not in evidence.ignored_ids
+        and memory_of(item) == evidence.memory
         and size_of(item) not in evidence.before.sizes
         and _was_shorter(size_of(item), evidence)
     ]

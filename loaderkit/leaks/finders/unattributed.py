@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.leaks.growth import RESOURCES, Growth, explains
+from loaderkit.leaks.growth import RESOURCES, Growth, explains, is_held
 from loaderkit.leaks.verdict import effects_among
 
 if TYPE_CHECKING:
@@ -56,10 +56,18 @@ def find_unattributed(evidence: CounterEvidence) -> list[Growth]:
     growths = [
         Growth(row.pattern, row.what, "", 0, round(rates[row.counter]))
         for row in _UNATTRIBUTED
-        if row.counter in rates and row.counter not in effects
+        if row.counter in rates
+        and row.counter not in effects
+        # Tensors on the device whose holder was named are not told a second time.
+        and not (row.pattern == "device" and _are_named(evidence, rates[row.counter]))
     ]
     on_device = [growth for growth in growths if growth.pattern in _ON_DEVICE]
     return on_device or growths[:1]
+
+
+def _are_named(evidence: CounterEvidence, bytes_per_epoch: float) -> bool:
+    """Tell whether holders that were named explain what grows."""
+    return explains(filter(is_held, evidence.named), bytes_per_epoch)
 
 
 def _is_explained(evidence: CounterEvidence) -> bool:
