@@ -169,7 +169,8 @@ class _TensorField:
         elif dtype.is_floating_point or dtype.is_complex:
             value, ranges = gather.tensor(self._column)
             lengths = torch.from_numpy(ranges.lengths)
-            value = _add_to_floats(value, self._column.axis or 0, increments, lengths)
+            axis = self._column.axis or 0
+            value = gather.lock(_add_to_floats(value, axis, increments, lengths))
         else:
             value, ranges = gather.tensor(self._column, dtype, steps)
         return JoinedField(value, gather.slices(ranges), increments)
@@ -185,7 +186,7 @@ class _NumberField:
         value, _ = gather.tensor(self._column)
         if value.is_floating_point():
             # PyG makes a tensor of a list of Python's floats.
-            value = value.to(torch.get_default_dtype())
+            value = gather.lock(value.to(torch.get_default_dtype()))
         steps = self._increments and self._increments.steps(gather)
         if steps is None:
             return JoinedField(value, gather.arange(), gather.zeros())
@@ -230,9 +231,12 @@ class _ValuesField:
 
     def __init__(self, node: Node, classes: ClassRegistry) -> None:
         self._node, self._classes = node, classes
+        self._are_texts = isinstance(node, Leaf) and node.column.row.is_text
 
     def join(self, gather: BatchGather) -> JoinedField:
         values = gather.values(self._node, self._classes)
+        if not self._are_texts:
+            values = gather.lock(values)
         return JoinedField(values, gather.arange(), None)
 
 
@@ -257,7 +261,8 @@ class _FieldJoinedByPyG:
                 sample.num_nodes = int(nodes[position])
             samples.append(sample)
         batch, name = import_pyg().batch.from_data_list(samples), self._name
-        return JoinedField(batch[name], batch._slice_dict[name], batch._inc_dict[name])
+        value = gather.lock(batch[name])
+        return JoinedField(value, batch._slice_dict[name], batch._inc_dict[name])
 
 
 class FieldSize:
@@ -344,7 +349,7 @@ def _increased_dtype(dtype: torch.dtype, *, is_pair: bool) -> torch.dtype:
 def _increments_as_pyg(gather: BatchGather, steps: Ints) -> torch.Tensor:
     """Make PyG's tensor of increments: ``[B]``, or ``[B, 2, 1]`` of pairs."""
     increments = steps if steps.ndim == 1 else steps[:, :, None]
-    return gather.to_tensor(increments.copy())
+    return gather.bookkeeping(increments.copy())
 
 
 def _add_to_floats(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.delivery import Delivery, Resumption
     from loaderkit.loader.loader_setup import LoaderSetup
     from loaderkit.loader.resumable import Position
+    from loaderkit.memory.page_locked import PageLockedMemory
 
 
 class EpochSource:
@@ -76,10 +77,14 @@ class EpochSource:
 class BatchesOfThisProcess(Iterator["Delivery"]):
     """Deliveries that this process makes, one after the other.
 
-    What torch's iterator does without workers, pinned memory aside.  torch also enters
-    a ``record_function`` for each batch.  That takes 10 us, and pushes so much out of
-    the processor's caches that what follows takes another 30 to 60 us: a third of a
-    batch of 32 texts.  So it is entered only where a profiler looks at it.
+    What torch's iterator does without workers.  Batches that are to be page-locked are
+    made so (``PageLockedMemory``): torch would walk through each to copy it there, and
+    of 128 graphs with two texts each PyG's walk alone takes longer than gathering them.
+
+    torch also enters a ``record_function`` for each batch.  That takes 10 us, and
+    pushes so much out of the processor's caches that what follows takes another 30 to
+    60 us: a third of a batch of 32 texts.  So it is entered only where a profiler looks
+    at it.
 
     Args:
         batches: Gives the rows of each batch.
@@ -128,10 +133,14 @@ def open_inner_iterator(
         An iterator over deliveries; torch's, unless this process makes the batches.
     """
     sending = _choose_sending(outer, setup)
-    stand_in = _make_stand_in(outer, setup, source, seed, workers)
+    page_locked = None
+    if outer.pin_memory and not outer.num_workers:
+        page_locked = setup.page_locked
+    stand_in = _make_stand_in(outer, setup, source, seed, workers, page_locked)
     if not outer.num_workers and isinstance(stand_in, MapBatches):
         stand_in.restore(0)  # as WorkerStart does in each worker
-        if not outer.pin_memory and source.batches is not None:
+        is_done_here = not outer.pin_memory or page_locked is not None
+        if is_done_here and source.batches is not None:
             return BatchesOfThisProcess(source.batches, stand_in)
     # Workers read with numbers of ours, so what the user seeds there has no effect.
     replaces_seeds = setup.seeded or setup.iterable is not None
@@ -222,6 +231,7 @@ def _make_stand_in(
     source: EpochSource,
     seed: int,
     workers: Resumption,
+    page_locked: PageLockedMemory | None,
 ) -> MapBatches | IterableBatches:
     """Make what stands in for the dataset."""
     collate: Any = outer.collate_fn
@@ -239,6 +249,7 @@ def _make_stand_in(
         seeded=setup.seeded,
         limits=setup.limit_check,
         chooser=batches.chooser if isinstance(batches, UserBatches) else None,
+        page_locked=page_locked,
     )
     return MapBatches(fetching, workers)
 
