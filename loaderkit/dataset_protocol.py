@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.cache.stored_arrays import StoredArrays
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -84,7 +84,7 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
         """Join samples in the dataset's own way; gathers those of ``unread``."""
 
     def unread(
-        self, rows: Sequence[int], page_locked: PageLockedMemory | None = None
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
     ) -> Any:
         """Name samples to ``collate``, which gathers them without reading each.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -73,7 +73,7 @@ class BatchJoining(SampleReading[T]):
         return samples
 
     def unread(
-        self, rows: Sequence[int], page_locked: PageLockedMemory | None = None
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
     ) -> list[Any]:
         """Give the samples of a batch to somebody who joins them with ``collate``.
 
@@ -106,7 +106,7 @@ class BatchJoining(SampleReading[T]):
         numbers: Ints,
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
-        page_locked: PageLockedMemory | None = None,
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather a batch of rows ``[B]`` that were checked, at least one."""
         check_no_keys(follow_batch, exclude_keys, "a cache without one")
@@ -114,8 +114,9 @@ class BatchJoining(SampleReading[T]):
         recipe = self._recipe_for(cached)
         if recipe is None:
             samples = [self[row] for row in numbers.tolist()]
+            note_others(page_locked)
             with Collating():
-                return lock(self._join_samples(samples), page_locked)
+                return self._join_samples(samples)
         batch = self._gather_batch(recipe, cached, page_locked=page_locked)
         self.fill_padding(batch)
         return batch
@@ -220,7 +221,7 @@ class BatchJoining(SampleReading[T]):
         recipe: Any,
         cached: Ints,
         *options: Any,
-        page_locked: PageLockedMemory | None,
+        page_locked: PageLockedBatch | None,
     ) -> Any:
         """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
         try:
@@ -254,9 +255,10 @@ class BatchJoining(SampleReading[T]):
             giver.gives_unread = True
 
 
-def lock(batch: T, page_locked: PageLockedMemory | None) -> T:
-    """Page-lock a batch that was joined of samples in memory, where that is asked."""
-    return batch if page_locked is None else page_locked.lock(batch)
+def note_others(page_locked: PageLockedBatch | None) -> None:
+    """Say that a batch is joined of samples in memory, and not gathered."""
+    if page_locked is not None:
+        page_locked.note_others()
 
 
 def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:

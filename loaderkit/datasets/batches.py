@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Structure
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -93,7 +93,7 @@ class GraphRecipe:
         rows: Ints,
         follow_batch: Collection[str],
         exclude_keys: Collection[str],
-        page_locked: PageLockedMemory | None = None,
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather one batch.
 
@@ -225,7 +225,7 @@ class _StoreRecipe:
                 continue
             mapping[name], slices[name], increments[name] = field.join(gather)
             if name in follow_batch:
-                batch, ptr = gather.lock(batch_and_ptr(slices[name]))
+                batch, ptr = gather.take_in(batch_and_ptr(slices[name]))
                 store[f"{name}_batch"] = batch
                 store[f"{name}_ptr"] = ptr
         if self._nodes:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Node
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -81,7 +81,7 @@ class DictRecipe:
         self._plain_columns: dict[str, PlainColumn] | None = None
         """By name; None before the first batch, which groups the shards."""
 
-    def batch(self, rows: Ints, page_locked: PageLockedMemory | None = None) -> Any:
+    def batch(self, rows: Ints, page_locked: PageLockedBatch | None = None) -> Any:
         """Gather one batch.
 
         Args:
@@ -105,7 +105,7 @@ class DictRecipe:
             return self._join_leaf(gather, node)
         row = NEST_KINDS[node.kind]
         if not row.is_container:
-            return gather.lock(_collate_plain(gather.values(node, self.classes)))
+            return self._join_values(gather, node)
         parts = [self._join_node(gather, child) for child in node.children]
         if row.is_sequence:
             pairs = zip(node.children, parts, strict=True)
@@ -124,7 +124,7 @@ class DictRecipe:
         if how is DictJoin.TEXTS:
             return gather.texts(column)
         if how is DictJoin.BY_TORCH:
-            return gather.lock(_collate_plain(gather.values(leaf, self.classes)))
+            return self._join_values(gather, leaf)
         of_batch = self._columns[column.name]
         if column.axis is None:
             return gather.tensor(of_batch)[0]
@@ -132,11 +132,15 @@ class DictRecipe:
             value, runs = gather.padded(of_batch)
             # A copy: fields whose samples are equally long have the same ``runs``.
             lengths = gather.to_tensor(runs.lengths.copy())
-            mask = gather.lock(mask_of(runs.lengths, value.shape[1]))
+            mask = gather.take_in(mask_of(runs.lengths, value.shape[1]))
             return Padded(value, lengths, mask)
         value, runs = gather.tensor(of_batch)
         # A copy, as above.
         return END_TO_END[self.ragged](value, gather.to_tensor(runs.ends.copy()))
+
+    def _join_values(self, gather: BatchGather, node: Node) -> Any:
+        gather.note_others()
+        return _collate_plain(gather.values(node, self.classes))
 
     def _find_plain_columns(self) -> dict[str, PlainColumn]:
         """Find the columns that are joined with the fewest calls."""

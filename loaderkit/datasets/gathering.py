@@ -22,6 +22,7 @@ from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.structure import Leaf
+from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.arena import Arena
     from loaderkit.datasets.kinds import Classes, ColumnSpec
     from loaderkit.datasets.structure import Node
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -85,7 +86,7 @@ class BatchGather:
     """
 
     def __init__(
-        self, store: Store, rows: Ints, page_locked: PageLockedMemory | None = None
+        self, store: Store, rows: Ints, page_locked: PageLockedBatch | None = None
     ) -> None:
         self.store, self.rows = store, rows
         self.page_locked = page_locked
@@ -134,9 +135,19 @@ class BatchGather:
         """
         return torch.from_numpy(array) if self.arena is None else self.to_tensor(array)
 
-    def lock(self, nest: T) -> T:
-        """Page-lock what others made of the samples, where the batch is page-locked."""
-        return nest if self.page_locked is None else self.page_locked.lock(nest)
+    def take_in(self, nest: T) -> T:
+        """Copy dense tensors that were computed to where the batch is page-locked."""
+        page_locked = self.page_locked
+        if page_locked is None:
+            return nest
+        return map_tensors(
+            lambda t: page_locked.empty(tuple(t.shape), t.dtype).copy_(t), nest
+        )
+
+    def note_others(self) -> None:
+        """Say that a part of the batch was made by PyG, by torch or by its class."""
+        if self.page_locked is not None:
+            self.page_locked.note_others()
 
     def tensor(
         self,

@@ -170,7 +170,8 @@ class _TensorField:
             value, ranges = gather.tensor(self._column)
             lengths = torch.from_numpy(ranges.lengths)
             axis = self._column.axis or 0
-            value = gather.lock(_add_to_floats(value, axis, increments, lengths))
+            added = _add_to_floats(value, axis, increments, lengths)
+            value = value if added is value else gather.take_in(added)
         else:
             value, ranges = gather.tensor(self._column, dtype, steps)
         return JoinedField(value, gather.slices(ranges), increments)
@@ -184,9 +185,10 @@ class _NumberField:
 
     def join(self, gather: BatchGather) -> JoinedField:
         value, _ = gather.tensor(self._column)
-        if value.is_floating_point():
+        dtype = torch.get_default_dtype()
+        if value.is_floating_point() and value.dtype is not dtype:
             # PyG makes a tensor of a list of Python's floats.
-            value = gather.lock(value.to(torch.get_default_dtype()))
+            value = gather.take_in(value.to(dtype))
         steps = self._increments and self._increments.steps(gather)
         if steps is None:
             return JoinedField(value, gather.arange(), gather.zeros())
@@ -236,7 +238,7 @@ class _ValuesField:
     def join(self, gather: BatchGather) -> JoinedField:
         values = gather.values(self._node, self._classes)
         if not self._are_texts:
-            values = gather.lock(values)
+            gather.note_others()
         return JoinedField(values, gather.arange(), None)
 
 
@@ -261,8 +263,8 @@ class _FieldJoinedByPyG:
                 sample.num_nodes = int(nodes[position])
             samples.append(sample)
         batch, name = import_pyg().batch.from_data_list(samples), self._name
-        value = gather.lock(batch[name])
-        return JoinedField(value, batch._slice_dict[name], batch._inc_dict[name])
+        gather.note_others()
+        return JoinedField(batch[name], batch._slice_dict[name], batch._inc_dict[name])
 
 
 class FieldSize:

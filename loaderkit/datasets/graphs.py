@@ -13,7 +13,7 @@ from typing_extensions import Self, TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
-from loaderkit.datasets.batch_joining import lock, unlike_shapes_error
+from loaderkit.datasets.batch_joining import note_others, unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.columns import StoreKey
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.pack_options import PackOptions
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
 
 T = TypeVar("T", default=Any)
@@ -130,7 +130,7 @@ class GraphDataset(BaseDataset[T]):
         numbers: Ints,
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
-        page_locked: PageLockedMemory | None = None,
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather a batch of rows ``[B]`` that were checked, at least one."""
         follow, exclude = follow_batch, exclude_keys
@@ -143,8 +143,9 @@ class GraphDataset(BaseDataset[T]):
             # PyG's ``batch`` and ``ptr`` have a number for every node.
             graphs = (graph for sample in samples for graph in graphs_in(sample))
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
+            note_others(page_locked)
             with Collating():
-                return lock(self._join_samples(samples, follow, exclude), page_locked)
+                return self._join_samples(samples, follow, exclude)
         return self._gather_batch(
             recipe, cached, follow, exclude, page_locked=page_locked
         )

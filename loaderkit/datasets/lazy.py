@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.datasets.batch_joining import BatchJoining
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class LazySamples(list[Any]):
         """Reads the samples; None when they were read, and may have been changed."""
         self.rows: Ints = _NO_ROWS
         """The rows that are read from it ``[B]``."""
-        self.page_locked: PageLockedMemory | None = None
+        self.page_locked: PageLockedBatch | None = None
         """Where ``collate`` makes the batch; None for ordinary memory."""
 
     @classmethod
@@ -58,7 +58,7 @@ class LazySamples(list[Any]):
         cls,
         dataset: BatchJoining[Any],
         rows: Ints,
-        page_locked: PageLockedMemory | None = None,
+        page_locked: PageLockedBatch | None = None,
     ) -> LazySamples:
         """Make a list of samples that are not read yet.
 

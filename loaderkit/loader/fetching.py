@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.collating import Collate
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.missing_rows import RowChooser
-    from loaderkit.memory.page_locked import PageLockedMemory
+    from loaderkit.memory.page_locked import PageLockedBatch
 
 _NOTHING_TO_FILL = contextlib.nullcontext()
 _SAMPLE = "this sample, or leave it out"
@@ -56,7 +56,7 @@ def fetch(
     rows: Sequence[Any],
     collate: Collate,
     limits: LimitCheck | None = None,
-    page_locked: PageLockedMemory | None = None,
+    page_locked: PageLockedBatch | None = None,
 ) -> Any:
     """Read the samples of a batch and join them.
 
@@ -96,16 +96,16 @@ def fetch(
     if transform is not None:
         which_samples = f"the samples {names_of(dataset, rows)}"
         batch = transform_batch(transform, batch, which_samples)
-    elif gathers:
-        return batch  # and all of it is where it was to be made
-    return batch if page_locked is None else page_locked.lock(batch)
+    if page_locked is not None and not (gathers and transform is None):
+        page_locked.note_others()
+    return batch
 
 
 def _read_samples(
     dataset: IndexedSamples,
     rows: Sequence[Any],
     collate: Collate,
-    page_locked: PageLockedMemory | None,
+    page_locked: PageLockedBatch | None,
     *,
     gathers: bool,
 ) -> Any:
@@ -225,7 +225,7 @@ def reads_together(dataset: object) -> TypeGuard[BatchedSamples]:
 
 
 def _unread_samples(
-    dataset: Any, rows: Sequence[Any], page_locked: PageLockedMemory | None
+    dataset: Any, rows: Sequence[Any], page_locked: PageLockedBatch | None
 ) -> Any:
     """Return samples that a packed dataset gathers only when it joins them.
 
@@ -299,7 +299,6 @@ class Fetching(Dataset[Any]):
         limits: Compares the samples with the limits of a batch; None if their sizes
             are known.
         chooser: The user's sampler that gives the rows; None where there is none.
-        page_locked: Where batches are made; None for ordinary memory, as in workers.
     """
 
     def __init__(
@@ -310,56 +309,60 @@ class Fetching(Dataset[Any]):
         seeded: bool,
         limits: LimitCheck | None = None,
         chooser: RowChooser | None = None,
-        page_locked: PageLockedMemory | None = None,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.seeded = seeded
         self.limits = limits
         self.chooser = chooser
-        self.page_locked = page_locked
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, rows: Sequence[int]) -> Any:
+    def __getitems__(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
+    ) -> Any:
         """Make a batch.
 
         In a worker an error is returned as a ``Failure``, since torch would send the
         text of a raised error alone.
+
+        Args:
+            rows: Rows of the batch.
+            page_locked: Where it is made; None for ordinary memory, as in workers.
         """
         # The loader's own rows are SeededRows; a trainer may give a plain list.
         padded_length = getattr(rows, "bound", None)
         try:
-            batch = self._fetch_seeded(rows)
+            batch = self._fetch_seeded(rows, page_locked)
             if padded_length is None:
                 return batch
             padded = padded_to(batch, padded_length)
             fill_padding(self.dataset, padded)
-            if self.page_locked is not None:
-                padded = self.page_locked.lock(padded)
+            if page_locked is not None:
+                page_locked.note_others()
         except Exception as error:
             if get_worker_info() is None:
                 raise
             return Failure(error)
         return padded
 
-    def _fetch_seeded(self, rows: Sequence[int]) -> Any:
+    def _fetch_seeded(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None
+    ) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
         if seed is None:
-            return self._fetch(rows)
+            return self._fetch(rows, page_locked)
         with Seeded(seed):
-            return self._fetch(rows)
+            return self._fetch(rows, page_locked)
 
-    def _fetch(self, rows: Sequence[int]) -> Any:
+    def _fetch(self, rows: Sequence[int], page_locked: PageLockedBatch | None) -> Any:
         if self.chooser is not None and gives_truths(rows):
             no_row = error_of_no_row(self.chooser, self.dataset, rows)
             if no_row is not None:
                 raise no_row
         try:
-            return fetch(
-                self.dataset, rows, self.collate, self.limits, self.page_locked
-            )
+            return fetch(self.dataset, rows, self.collate, self.limits, page_locked)
         except Exception as error:
             by_sampler = error_of_missing_rows(self.chooser, self.dataset, rows, error)
             if by_sampler is None:

@@ -2,14 +2,15 @@
 
 import torch
 
+from loaderkit.memory.page_locked import PageLockedBatch, PageLockedMemory
 from loaderkit.nests import flatten_tensors
 
 GARBAGE = 0xA7
 """In every byte that was not written."""
 
 
-class ReplayedAllocator:
-    """Makes tensors as ``CachingHostAllocator`` does, in plain memory.
+class ReplayedMemory:
+    """Makes tensors as ``make_page_locked`` does, and pins as torch does.
 
     It keeps all of them, so that none of their addresses comes again.
 
@@ -22,31 +23,33 @@ class ReplayedAllocator:
         self.made = {}
         """The tensors by their addresses."""
         self.copied = []
-        """Dense tensors that came to be page-locked and had to be copied."""
+        """Dense tensors that were made elsewhere, and copied."""
         self.refused = 0
 
-    def empty(self, shape, dtype):
+    def make(self, shape, dtype):
         if self.blocks is not None and len(self.made) >= self.blocks:
             self.refused += 1
             msg = "CUDA error: out of memory"
             raise RuntimeError(msg)
-        # One number more: memory of no bytes has no address of its own.
-        size = max(1, torch.Size(shape).numel()) * dtype.itemsize
-        block = torch.full((size,), GARBAGE, dtype=torch.uint8)
+        numbers = torch.Size(shape).numel()
+        # Memory of no bytes has no address of its own.
+        block = torch.empty(max(numbers, 1) * dtype.itemsize, dtype=torch.uint8)
+        block.fill_(GARBAGE)
         self.made[block.data_ptr()] = block
-        return block[: size * bool(torch.Size(shape).numel())].view(dtype).view(shape)
+        return block[: numbers * dtype.itemsize].view(dtype).view(shape)
 
     def pin(self, tensor):
-        if not is_dense(tensor):
-            return tensor.clone()
-        if self.has(tensor):
+        """Do what ``Tensor.pin_memory`` does."""
+        if not is_dense(tensor) or self.has(tensor):
             return tensor
         self.copied.append(tensor)
-        copied = self.empty(tensor.shape, tensor.dtype)
-        return copied.copy_(tensor.detach())
+        return self.make(tensor.shape, tensor.dtype).copy_(tensor.detach())
 
     def has(self, tensor):
         return tensor.untyped_storage().data_ptr() in self.made
+
+    def batch(self):
+        return PageLockedBatch(PageLockedMemory(self.make))
 
 
 def is_dense(tensor):
@@ -55,14 +58,11 @@ def is_dense(tensor):
 
 
 def dense_tensors(batch):
-    """The dense tensors of a batch."""
-    return [tensor for tensor in flatten_tensors(batch) if is_dense(tensor)]
+    """The dense tensors of a batch that have numbers."""
+    tensors = flatten_tensors(batch)
+    return [tensor for tensor in tensors if is_dense(tensor) and tensor.numel()]
 
 
 def blocks_of(batch):
-    """Addresses of the memory of the dense tensors of a batch that have numbers."""
-    return {
-        tensor.untyped_storage().data_ptr()
-        for tensor in dense_tensors(batch)
-        if tensor.numel()
-    }
+    """Addresses of the memory of the dense tensors of a batch."""
+    return [t.untyped_storage().data_ptr() for t in dense_tensors(batch)]
