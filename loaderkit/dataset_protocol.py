@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.cache.stored_arrays import StoredArrays
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -82,8 +83,15 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
     def collate(self, samples: object) -> Any:
         """Join samples in the dataset's own way; gathers those of ``unread``."""
 
-    def unread(self, rows: Sequence[int]) -> Any:
-        """Name samples to ``collate``, which gathers them without reading each."""
+    def unread(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
+    ) -> Any:
+        """Name samples to ``collate``, which gathers them without reading each.
+
+        Args:
+            rows: Rows of the batch.
+            page_locked: Where all its tensors are made; None for ordinary memory.
+        """
 
     def read_untransformed(self, rows: Sequence[int]) -> list[Any] | None:
         """Read samples at once; None where they are to be read one by one."""

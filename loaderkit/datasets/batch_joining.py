@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -71,16 +72,20 @@ class BatchJoining(SampleReading[T]):
             LAST_GIVEN.note(samples, self)
         return samples
 
-    def unread(self, rows: Sequence[int]) -> list[Any]:
+    def unread(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
+    ) -> list[Any]:
         """Give the samples of a batch to somebody who joins them with ``collate``.
 
         Args:
             rows: Rows of the batch, in order.
+            page_locked: Where ``collate`` makes all tensors of the batch; None for
+                ordinary memory.
 
         Returns:
             A list that is filled when it is first looked into.
         """
-        return LazySamples.of(self, many_rows(rows, len(self)))
+        return LazySamples.of(self, many_rows(rows, len(self)), page_locked)
 
     def batch(self, rows: Sequence[int] | Ints) -> Any:
         """Gather a batch from the cache in one go.
@@ -101,6 +106,7 @@ class BatchJoining(SampleReading[T]):
         numbers: Ints,
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather a batch of rows ``[B]`` that were checked, at least one."""
         check_no_keys(follow_batch, exclude_keys, "a cache without one")
@@ -108,9 +114,10 @@ class BatchJoining(SampleReading[T]):
         recipe = self._recipe_for(cached)
         if recipe is None:
             samples = [self[row] for row in numbers.tolist()]
+            note_others(page_locked)
             with Collating():
                 return self._join_samples(samples)
-        batch = self._gather_batch(recipe, cached)
+        batch = self._gather_batch(recipe, cached, page_locked=page_locked)
         self.fill_padding(batch)
         return batch
 
@@ -140,7 +147,9 @@ class BatchJoining(SampleReading[T]):
         follow, exclude = follow_batch or (), exclude_keys or ()
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             if len(samples.rows) and is_ours(samples.dataset.batch):
-                return samples.dataset._batch_of_rows(samples.rows, follow, exclude)
+                return samples.dataset._batch_of_rows(
+                    samples.rows, follow, exclude, samples.page_locked
+                )
             check_no_keys(follow, exclude, "a cache without one")
             return samples.dataset.batch(samples.rows)
         self._expect_more_of(samples)
@@ -207,11 +216,17 @@ class BatchJoining(SampleReading[T]):
         node = opened.structure.variants[variant]
         return DictRecipe(opened.store, node, self.classes, self.ragged)
 
-    def _gather_batch(self, recipe: Any, cached: Ints, *options: Any) -> Any:
+    def _gather_batch(
+        self,
+        recipe: Any,
+        cached: Ints,
+        *options: Any,
+        page_locked: PageLockedBatch | None,
+    ) -> Any:
         """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
         try:
             with Collating():
-                return recipe.batch(cached, *options)
+                return recipe.batch(cached, *options, page_locked=page_locked)
         except UnlikeShapesError as error:
             raise unlike_shapes_error(recipe.store, str(error), cached) from None
 
@@ -238,6 +253,12 @@ class BatchJoining(SampleReading[T]):
         giver = LAST_GIVEN.giver_of(samples)
         if self._joins_like(giver):
             giver.gives_unread = True
+
+
+def note_others(page_locked: PageLockedBatch | None) -> None:
+    """Say that a batch is joined of samples in memory, and not gathered."""
+    if page_locked is not None:
+        page_locked.note_others()
 
 
 def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:

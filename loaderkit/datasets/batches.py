@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Structure
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -88,7 +89,11 @@ class GraphRecipe:
         return all(is_composite(field) for field in fields)
 
     def batch(
-        self, rows: Ints, follow_batch: Collection[str], exclude_keys: Collection[str]
+        self,
+        rows: Ints,
+        follow_batch: Collection[str],
+        exclude_keys: Collection[str],
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather one batch.
 
@@ -96,6 +101,7 @@ class GraphRecipe:
             rows: Sample numbers ``[B]``, at least one, all of this variant.
             follow_batch: Fields that get a ``_batch`` and a ``_ptr`` of their own.
             exclude_keys: Fields that are left out.
+            page_locked: Where its tensors are made; None for ordinary memory.
 
         Returns:
             The batch; every tensor in it is new.
@@ -103,7 +109,7 @@ class GraphRecipe:
         Raises:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
-        gather = BatchGather(self.store, rows)
+        gather = BatchGather(self.store, rows, page_locked)
         gather.arena = make_arena(lambda: self._bytes_of_batch(gather, exclude_keys))
         batch = copy.copy(self._blank_batch)
         slice_dict: dict[Any, Any] = {}
@@ -219,7 +225,7 @@ class _StoreRecipe:
                 continue
             mapping[name], slices[name], increments[name] = field.join(gather)
             if name in follow_batch:
-                batch, ptr = batch_and_ptr(slices[name])
+                batch, ptr = gather.take_in(batch_and_ptr(slices[name]))
                 store[f"{name}_batch"] = batch
                 store[f"{name}_ptr"] = ptr
         if self._nodes:

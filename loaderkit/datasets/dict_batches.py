@@ -13,7 +13,7 @@ Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
 from loaderkit.datasets.plain_columns import PlainColumn
-from loaderkit.datasets.ragged import Padded, concatenate, jag, mask_of, pack_rows, pad
+from loaderkit.datasets.ragged import Packed, Padded, concatenate, mask_of, pad
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.shm_batch import default_collate
 
@@ -41,11 +41,15 @@ if TYPE_CHECKING:
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Node
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
-END_TO_END = {"packed": pack_rows, "jagged": jag}
-"""Makes a batch of values that lie end to end, and of their lengths."""
+END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "packed": Packed,
+    "jagged": torch.nested.nested_tensor_from_jagged,
+}
+"""Makes a batch of values that lie end to end, and of where each sample begins."""
 RAGGED = ("padded", *END_TO_END)
 
 
@@ -77,11 +81,12 @@ class DictRecipe:
         self._plain_columns: dict[str, PlainColumn] | None = None
         """By name; None before the first batch, which groups the shards."""
 
-    def batch(self, rows: Ints) -> Any:
+    def batch(self, rows: Ints, page_locked: PageLockedBatch | None = None) -> Any:
         """Gather one batch.
 
         Args:
             rows: Sample numbers ``[B]``, at least one, all of this variant.
+            page_locked: Where its tensors are made; None for ordinary memory.
 
         Returns:
             The samples' nest, with a batch of values at each leaf.
@@ -89,7 +94,7 @@ class DictRecipe:
         Raises:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
-        gather = BatchGather(self.store, rows)
+        gather = BatchGather(self.store, rows, page_locked)
         if self._plain_columns is None:
             self._plain_columns = self._find_plain_columns()
         gather.arena = make_arena(lambda: self._batch_bytes(gather))
@@ -100,7 +105,7 @@ class DictRecipe:
             return self._join_leaf(gather, node)
         row = NEST_KINDS[node.kind]
         if not row.is_container:
-            return _collate_plain(gather.values(node, self.classes))
+            return self._join_values(gather, node)
         parts = [self._join_node(gather, child) for child in node.children]
         if row.is_sequence:
             pairs = zip(node.children, parts, strict=True)
@@ -119,7 +124,7 @@ class DictRecipe:
         if how is DictJoin.TEXTS:
             return gather.texts(column)
         if how is DictJoin.BY_TORCH:
-            return _collate_plain(gather.values(leaf, self.classes))
+            return self._join_values(gather, leaf)
         of_batch = self._columns[column.name]
         if column.axis is None:
             return gather.tensor(of_batch)[0]
@@ -127,9 +132,15 @@ class DictRecipe:
             value, runs = gather.padded(of_batch)
             # A copy: fields whose samples are equally long have the same ``runs``.
             lengths = gather.to_tensor(runs.lengths.copy())
-            return Padded(value, lengths, mask_of(runs.lengths, value.shape[1]))
+            mask = gather.take_in(mask_of(runs.lengths, value.shape[1]))
+            return Padded(value, lengths, mask)
         value, runs = gather.tensor(of_batch)
-        return END_TO_END[self.ragged](value, gather.to_tensor(runs.lengths))
+        # A copy, as above.
+        return END_TO_END[self.ragged](value, gather.to_tensor(runs.ends.copy()))
+
+    def _join_values(self, gather: BatchGather, node: Node) -> Any:
+        gather.note_others()
+        return _collate_plain(gather.values(node, self.classes))
 
     def _find_plain_columns(self) -> dict[str, PlainColumn]:
         """Find the columns that are joined with the fewest calls."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from loaderkit.datasets.kinds import LEAF_KINDS, DictJoin
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.structure import Leaf
+from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from loaderkit.datasets.arena import Arena
     from loaderkit.datasets.kinds import Classes, ColumnSpec
     from loaderkit.datasets.structure import Node
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
+
+T = TypeVar("T")
 
 _SHORT_TEXT_BYTES = 64
 """Up to this mean length texts are decoded together.  128 texts of 9 bytes take 18 us
@@ -77,14 +81,19 @@ class BatchGather:
     Args:
         store: The cache.
         rows: Numbers of the batch's samples in it ``[B]``.
+        page_locked: Where the tensors of the batch are made; None for ordinary memory,
+            as always in workers.
     """
 
-    def __init__(self, store: Store, rows: Ints) -> None:
+    def __init__(
+        self, store: Store, rows: Ints, page_locked: PageLockedBatch | None = None
+    ) -> None:
         self.store, self.rows = store, rows
+        self.page_locked = page_locked
         self.selection = store.select(rows)
         self.arena: Arena | None = None
-        """Where tensors are made; None for memory of their own.  How large it has to
-        be is known once some columns were looked up."""
+        """Where a worker makes tensors; None for memory of their own.  How large it has
+        to be is known once some columns were looked up."""
         self.room = Room(len(rows))
         self._per_sample: dict[int, Ints] = {}
         self._cumsums: dict[int, Ints] = {}
@@ -97,24 +106,48 @@ class BatchGather:
         return len(self.rows)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make room for a tensor, in the shared segment where there is one."""
+        """Make room for a tensor, in the memory that the batch is made in."""
         return self._make_room(shape, carrier(dtype))
 
     def _make_room(self, shape: tuple[int, ...], held_as: torch.dtype) -> torch.Tensor:
         self.room.take(math.prod(shape) * held_as.itemsize)
         if self.arena is not None:
             return self.arena.empty(shape, held_as)
+        if self.page_locked is not None:
+            return self.page_locked.empty(shape, held_as)
         # Unpacked: torch parses a tuple beside a dtype in twice the time.
         return torch.empty(*shape, dtype=held_as)
 
     def to_tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        """Make a tensor of a small new array."""
+        """Make a tensor of a small new array, which is a field of the batch."""
         tensor = torch.from_numpy(array)
-        if self.arena is None:
+        if self.arena is None and self.page_locked is None:
             return tensor
-        shared = self.empty(array.shape, tensor.dtype)
-        shared.numpy()[...] = array
-        return shared
+        copied = self.empty(array.shape, tensor.dtype)
+        copied.numpy()[...] = array
+        return copied
+
+    def bookkeeping(self, array: NDArray[Any]) -> torch.Tensor:
+        """Make a tensor of a small new array, which goes to no device.
+
+        Such as PyG's slices and increments: workers send them, but PyG page-locks and
+        moves the fields alone.
+        """
+        return torch.from_numpy(array) if self.arena is None else self.to_tensor(array)
+
+    def take_in(self, nest: T) -> T:
+        """Copy dense tensors that were computed to where the batch is page-locked."""
+        page_locked = self.page_locked
+        if page_locked is None:
+            return nest
+        return map_tensors(
+            lambda t: page_locked.empty(tuple(t.shape), t.dtype).copy_(t), nest
+        )
+
+    def note_others(self) -> None:
+        """Say that a part of the batch was made by PyG, by torch or by its class."""
+        if self.page_locked is not None:
+            self.page_locked.note_others()
 
     def tensor(
         self,
@@ -298,19 +331,19 @@ class BatchGather:
         """Give ``runs.ends`` as a tensor ``[B + 1]``, once for all fields it serves."""
         slices = self._slices.get(runs)
         if slices is None:
-            slices = self._slices[runs] = self.to_tensor(runs.ends)
+            slices = self._slices[runs] = self.bookkeeping(runs.ends)
         return slices
 
     def arange(self) -> torch.Tensor:
         """Give 0, 1 ... B ``[B + 1]``, the slices of values that are stacked."""
         if self._arange is None:
-            self._arange = self.to_tensor(np.arange(len(self) + 1))
+            self._arange = self.bookkeeping(np.arange(len(self) + 1))
         return self._arange
 
     def zeros(self) -> torch.Tensor:
         """Give B zeros, the increments of fields that have none."""
         if self._zeros is None:
-            self._zeros = self.to_tensor(np.zeros(len(self), np.int64))
+            self._zeros = self.bookkeeping(np.zeros(len(self), np.int64))
         return self._zeros
 
     def per_sample(self, name: str, width: int = 0) -> Ints:

@@ -169,7 +169,9 @@ class _TensorField:
         elif dtype.is_floating_point or dtype.is_complex:
             value, ranges = gather.tensor(self._column)
             lengths = torch.from_numpy(ranges.lengths)
-            value = _add_to_floats(value, self._column.axis or 0, increments, lengths)
+            axis = self._column.axis or 0
+            added = _add_to_floats(value, axis, increments, lengths)
+            value = value if added is value else gather.take_in(added)
         else:
             value, ranges = gather.tensor(self._column, dtype, steps)
         return JoinedField(value, gather.slices(ranges), increments)
@@ -183,9 +185,10 @@ class _NumberField:
 
     def join(self, gather: BatchGather) -> JoinedField:
         value, _ = gather.tensor(self._column)
-        if value.is_floating_point():
+        dtype = torch.get_default_dtype()
+        if value.is_floating_point() and value.dtype is not dtype:
             # PyG makes a tensor of a list of Python's floats.
-            value = value.to(torch.get_default_dtype())
+            value = gather.take_in(value.to(dtype))
         steps = self._increments and self._increments.steps(gather)
         if steps is None:
             return JoinedField(value, gather.arange(), gather.zeros())
@@ -230,9 +233,12 @@ class _ValuesField:
 
     def __init__(self, node: Node, classes: ClassRegistry) -> None:
         self._node, self._classes = node, classes
+        self._are_texts = isinstance(node, Leaf) and node.column.row.is_text
 
     def join(self, gather: BatchGather) -> JoinedField:
         values = gather.values(self._node, self._classes)
+        if not self._are_texts:
+            gather.note_others()
         return JoinedField(values, gather.arange(), None)
 
 
@@ -257,6 +263,7 @@ class _FieldJoinedByPyG:
                 sample.num_nodes = int(nodes[position])
             samples.append(sample)
         batch, name = import_pyg().batch.from_data_list(samples), self._name
+        gather.note_others()
         return JoinedField(batch[name], batch._slice_dict[name], batch._inc_dict[name])
 
 
@@ -344,7 +351,7 @@ def _increased_dtype(dtype: torch.dtype, *, is_pair: bool) -> torch.dtype:
 def _increments_as_pyg(gather: BatchGather, steps: Ints) -> torch.Tensor:
     """Make PyG's tensor of increments: ``[B]``, or ``[B, 2, 1]`` of pairs."""
     increments = steps if steps.ndim == 1 else steps[:, :, None]
-    return gather.to_tensor(increments.copy())
+    return gather.bookkeeping(increments.copy())
 
 
 def _add_to_floats(

@@ -13,7 +13,7 @@ from typing_extensions import Self, TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
-from loaderkit.datasets.batch_joining import unlike_shapes_error
+from loaderkit.datasets.batch_joining import note_others, unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.columns import StoreKey
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.pack_options import PackOptions
+    from loaderkit.memory.page_locked import PageLockedBatch
 
 
 T = TypeVar("T", default=Any)
@@ -129,6 +130,7 @@ class GraphDataset(BaseDataset[T]):
         numbers: Ints,
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
+        page_locked: PageLockedBatch | None = None,
     ) -> Any:
         """Gather a batch of rows ``[B]`` that were checked, at least one."""
         follow, exclude = follow_batch, exclude_keys
@@ -141,9 +143,12 @@ class GraphDataset(BaseDataset[T]):
             # PyG's ``batch`` and ``ptr`` have a number for every node.
             graphs = (graph for sample in samples for graph in graphs_in(sample))
             Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
+            note_others(page_locked)
             with Collating():
                 return self._join_samples(samples, follow, exclude)
-        return self._gather_batch(recipe, cached, follow, exclude)
+        return self._gather_batch(
+            recipe, cached, follow, exclude, page_locked=page_locked
+        )
 
     def collate(
         self,
@@ -174,7 +179,9 @@ class GraphDataset(BaseDataset[T]):
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             graphs: Any = samples.dataset
             if len(samples.rows) and is_ours(graphs.batch):
-                return graphs._batch_of_rows(samples.rows, follow, exclude)
+                return graphs._batch_of_rows(
+                    samples.rows, follow, exclude, samples.page_locked
+                )
             return graphs.batch(samples.rows, follow_batch=follow, exclude_keys=exclude)
         self._expect_more_of(samples)
         return self._join_samples(samples, follow, exclude)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.datasets.batch_joining import BatchJoining
+    from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
@@ -49,17 +50,26 @@ class LazySamples(list[Any]):
         """Reads the samples; None when they were read, and may have been changed."""
         self.rows: Ints = _NO_ROWS
         """The rows that are read from it ``[B]``."""
+        self.page_locked: PageLockedBatch | None = None
+        """Where ``collate`` makes the batch; None for ordinary memory."""
 
     @classmethod
-    def of(cls, dataset: BatchJoining[Any], rows: Ints) -> LazySamples:
+    def of(
+        cls,
+        dataset: BatchJoining[Any],
+        rows: Ints,
+        page_locked: PageLockedBatch | None = None,
+    ) -> LazySamples:
         """Make a list of samples that are not read yet.
 
         Args:
             dataset: Reads them.
             rows: Their rows in it ``[B]``.
+            page_locked: Where ``collate`` makes the batch; None for ordinary memory.
         """
         samples = cls([_UNREAD] * len(rows))
         samples.dataset, samples.rows = dataset, rows
+        samples.page_locked = page_locked
         return samples
 
     def fill(self) -> None:

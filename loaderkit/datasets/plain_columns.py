@@ -90,7 +90,8 @@ class PlainColumn:
         pad_runs(values, starts, lengths, padded.numpy())
         # A copy: fields whose samples are equally long are located once.
         lengths_of_samples = gather.to_tensor(lengths.copy())
-        return Padded(padded, lengths_of_samples, mask_of(lengths, longest))
+        mask = gather.take_in(mask_of(lengths, longest))
+        return Padded(padded, lengths_of_samples, mask)
 
     def _stack(
         self, gather: BatchGather, values: NDArray[Any], starts: Ints

@@ -473,32 +473,6 @@ def mask_of(lengths: Ints, longest: int) -> torch.Tensor:
     return torch.from_numpy(mask)
 
 
-def pack_rows(values: torch.Tensor, lengths: torch.Tensor) -> Packed:
-    """Keep samples end to end, and say where each begins.
-
-    Args:
-        values: All samples end to end ``[N, *rest]``; used, not copied.
-        lengths: Rows of each ``[B]``, int64; they sum to ``N``.
-
-    Returns:
-        The values with their offsets.
-    """
-    return Packed(values, _offsets_of(lengths))
-
-
-def jag(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Make one nested tensor in jagged layout.
-
-    Args:
-        values: All samples end to end ``[N, *rest]``; used, not copied.
-        lengths: Rows of each ``[B]``, int64; they sum to ``N``.
-
-    Returns:
-        A tensor ``[B, j, *rest]`` that torch's attention takes as it is.
-    """
-    return torch.nested.nested_tensor_from_jagged(values, _offsets_of(lengths))
-
-
 def concatenate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Put tensors end to end.
 
@@ -506,13 +480,14 @@ def concatenate(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Te
         tensors: At least one, each ``[n_i, *rest]``.
 
     Returns:
-        The values ``[sum n_i, *rest]`` and the lengths ``[B]``.
+        The values ``[sum n_i, *rest]``, and where each sample begins, and the last
+        ends ``[B + 1]``, int64.
 
     Raises:
         DatasetError: They differ in dtype, or in more than their first axis.
     """
     check_alike(tensors)
-    return torch.cat(list(tensors)), _lengths_of(tensors)
+    return torch.cat(list(tensors)), _offsets_of(_lengths_of(tensors))
 
 
 def check_alike(tensors: Sequence[torch.Tensor]) -> None:

@@ -16,7 +16,13 @@ from loaderkit.cache.stored_arrays import measure_disk
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.batching import choose_batching
-from loaderkit.loader.collating import JoinThenTransform, OneByOne, collate_of
+from loaderkit.loader.collating import (
+    JoinThenTransform,
+    OneByOne,
+    collate_of,
+    is_gathering,
+    split_transform,
+)
 from loaderkit.loader.decisions import Decision, batches_per_s
 from loaderkit.loader.description import admit_dataset, describe_dataset, sizes_of
 from loaderkit.loader.downloads import plan_downloads
@@ -30,6 +36,7 @@ from loaderkit.loader.read_facts import read_facts
 from loaderkit.loader.reading import forecast_reading
 from loaderkit.loader.resumable import EpochBatches, Position
 from loaderkit.loader.samplers import largest_batch
+from loaderkit.memory.page_locked import PageLockedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,6 +243,19 @@ def _plan_downloads(
     return plan_downloads(stored, batches.current(), is_local=is_local)
 
 
+def _choose_page_locked(
+    description: DatasetDescription,
+    collate: Callable[[Any], Any],
+    plan: LoaderPlan,
+    options: LoaderOptions,
+) -> PageLockedMemory | None:
+    """Choose where batches are made; None for ordinary memory."""
+    joined, _ = split_transform(collate)
+    gathers = options.batched and is_gathering(description.dataset, joined)
+    is_made_here = plan.pin_memory.value and not plan.num_workers.value
+    return PageLockedMemory() if is_made_here and gathers else None
+
+
 def _make_loader(
     description: DatasetDescription,
     collate: Callable[[Any], Any],
@@ -269,6 +289,7 @@ def _make_loader(
         ),
         # Ranks that were given parts of their own may have parts of other lengths.
         stream_length=None if ranks.is_distributed else description.samples,
+        page_locked=_choose_page_locked(description, collate, plan, options),
     )
 
     settings: dict[str, Any] = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loaderkit.loader.fetching import Fetching, Sending
+    from loaderkit.memory.page_locked import PageLockedBatch
 
 SKIPPED = -1
 """The number of a delivery without a batch.  After a resume, a worker whose turn was
@@ -143,11 +144,18 @@ class MapBatches(SentWhole, Dataset[Delivery]):
         """Give an error in place of every batch, because the worker could not start."""
         self._failure = failure
 
-    def __getitems__(self, rows: Sequence[Any]) -> Delivery:
-        """Make a batch."""
+    def __getitems__(
+        self, rows: Sequence[Any], page_locked: PageLockedBatch | None = None
+    ) -> Delivery:
+        """Make a batch.
+
+        Args:
+            rows: Rows of the batch.
+            page_locked: Where it is made; None for ordinary memory, as in workers.
+        """
         if self._failure is not None:
             return Delivery(self._failure, FAILED, worker_number(), None)
-        batch = self.fetching.__getitems__(rows)
+        batch = self.fetching.__getitems__(rows, page_locked)
         state = None
         if self.keeps_state:
             state = WorkerState(dataset=read_state(self.dataset))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.collating import Collate
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.missing_rows import RowChooser
+    from loaderkit.memory.page_locked import PageLockedBatch
 
 _NOTHING_TO_FILL = contextlib.nullcontext()
 _SAMPLE = "this sample, or leave it out"
@@ -55,6 +56,7 @@ def fetch(
     rows: Sequence[Any],
     collate: Collate,
     limits: LimitCheck | None = None,
+    page_locked: PageLockedBatch | None = None,
 ) -> Any:
     """Read the samples of a batch and join them.
 
@@ -64,6 +66,7 @@ def fetch(
         collate: Joins a list of samples.
         limits: Compares the samples with the limits of a batch; None if their sizes
             are known.
+        page_locked: Where the batch is made; None for ordinary memory.
 
     Returns:
         The batch.
@@ -76,7 +79,7 @@ def fetch(
     collate, transform = split_transform(collate)
     # Asked once for a batch: the answer takes 2 us, and samples cannot change it.
     gathers = is_gathering(dataset, collate)
-    samples = _read_samples(dataset, rows, collate, gathers=gathers)
+    samples = _read_samples(dataset, rows, collate, page_locked, gathers=gathers)
     if limits is not None:
         limits.check(samples, names_of(dataset, rows))
 
@@ -90,13 +93,21 @@ def fetch(
     except Exception as error:
         raise _error_of_joining(dataset, rows, collate, error) from error
 
-    if transform is None:
-        return batch
-    return transform_batch(transform, batch, f"the samples {names_of(dataset, rows)}")
+    if transform is not None:
+        which_samples = f"the samples {names_of(dataset, rows)}"
+        batch = transform_batch(transform, batch, which_samples)
+    if page_locked is not None and not (gathers and transform is None):
+        page_locked.note_others()
+    return batch
 
 
 def _read_samples(
-    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate, *, gathers: bool
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    collate: Collate,
+    page_locked: PageLockedBatch | None,
+    *,
+    gathers: bool,
 ) -> Any:
     """Read the samples of a batch in the quickest way that ``collate`` can take.
 
@@ -104,6 +115,7 @@ def _read_samples(
         dataset: As for ``fetch``.
         rows: As for ``fetch``.
         collate: As for ``fetch``.
+        page_locked: As for ``fetch``.
         gathers: ``is_gathering``.
 
     Returns:
@@ -114,7 +126,7 @@ def _read_samples(
     """
     try:
         if gathers:
-            return _unread_samples(dataset, rows)
+            return _unread_samples(dataset, rows, page_locked)
         if reads_together(dataset) and not isinstance(collate, OneByOne):
             return dataset.__getitems__(list(rows))
     except LoaderkitError:
@@ -212,17 +224,20 @@ def reads_together(dataset: object) -> TypeGuard[BatchedSamples]:
     return cached is None or cached.reads_cache
 
 
-def _unread_samples(dataset: Any, rows: Sequence[Any]) -> Any:
+def _unread_samples(
+    dataset: Any, rows: Sequence[Any], page_locked: PageLockedBatch | None
+) -> Any:
     """Return samples that a packed dataset gathers only when it joins them.
 
     Args:
         dataset: One for which ``is_gathering``.
         rows: Its rows.
+        page_locked: Where they are gathered; None for ordinary memory.
     """
     while isinstance(dataset, Subset):
         rows = [dataset.indices[row] for row in rows]
         dataset = dataset.dataset
-    return dataset.unread(rows)
+    return dataset.unread(rows, page_locked)
 
 
 def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
@@ -304,40 +319,50 @@ class Fetching(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, rows: Sequence[int]) -> Any:
+    def __getitems__(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
+    ) -> Any:
         """Make a batch.
 
         In a worker an error is returned as a ``Failure``, since torch would send the
         text of a raised error alone.
+
+        Args:
+            rows: Rows of the batch.
+            page_locked: Where it is made; None for ordinary memory, as in workers.
         """
         # The loader's own rows are SeededRows; a trainer may give a plain list.
         padded_length = getattr(rows, "bound", None)
         try:
-            batch = self._fetch_seeded(rows)
+            batch = self._fetch_seeded(rows, page_locked)
             if padded_length is None:
                 return batch
             padded = padded_to(batch, padded_length)
             fill_padding(self.dataset, padded)
+            if page_locked is not None:
+                page_locked.note_others()
         except Exception as error:
             if get_worker_info() is None:
                 raise
             return Failure(error)
         return padded
 
-    def _fetch_seeded(self, rows: Sequence[int]) -> Any:
+    def _fetch_seeded(
+        self, rows: Sequence[int], page_locked: PageLockedBatch | None
+    ) -> Any:
         seed = getattr(rows, "seed", None) if self.seeded else None
         if seed is None:
-            return self._fetch(rows)
+            return self._fetch(rows, page_locked)
         with Seeded(seed):
-            return self._fetch(rows)
+            return self._fetch(rows, page_locked)
 
-    def _fetch(self, rows: Sequence[int]) -> Any:
+    def _fetch(self, rows: Sequence[int], page_locked: PageLockedBatch | None) -> Any:
         if self.chooser is not None and gives_truths(rows):
             no_row = error_of_no_row(self.chooser, self.dataset, rows)
             if no_row is not None:
                 raise no_row
         try:
-            return fetch(self.dataset, rows, self.collate, self.limits)
+            return fetch(self.dataset, rows, self.collate, self.limits, page_locked)
         except Exception as error:
             by_sampler = error_of_missing_rows(self.chooser, self.dataset, rows, error)
             if by_sampler is None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import OneByOne
@@ -29,6 +30,7 @@ from loaderkit.loader.resumable import IterationBatches
 from loaderkit.loader.user_batches import UserBatches
 from loaderkit.loader.users_errors import error_about
 from loaderkit.loader.worker_processes import NotingContext
+from loaderkit.memory.page_locked import PageLockedBatch
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
 from loaderkit.units import count_of
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.delivery import Delivery, Resumption
     from loaderkit.loader.loader_setup import LoaderSetup
     from loaderkit.loader.resumable import Position
+    from loaderkit.memory.page_locked import PageLockedMemory
 
 
 class EpochSource:
@@ -76,19 +79,29 @@ class EpochSource:
 class BatchesOfThisProcess(Iterator["Delivery"]):
     """Deliveries that this process makes, one after the other.
 
-    What torch's iterator does without workers, pinned memory aside.  torch also enters
-    a ``record_function`` for each batch.  That takes 10 us, and pushes so much out of
-    the processor's caches that what follows takes another 30 to 60 us: a third of a
-    batch of 32 texts.  So it is entered only where a profiler looks at it.
+    What torch's iterator does without workers.  torch also enters a ``record_function``
+    for each batch.  That takes 10 us, and pushes so much out of the processor's caches
+    that what follows takes another 30 to 60 us: a third of a batch of 32 texts.  So it
+    is entered only where a profiler looks at it.
+
+    Nor is a batch walked through that was made in page-locked memory, all of it: of 128
+    graphs with two texts each PyG's walk takes longer than gathering them.
 
     Args:
         batches: Gives the rows of each batch.
         stand_in: Makes the delivery of some rows.
+        page_locked: Where batches are made; None for ordinary memory.
     """
 
-    def __init__(self, batches: IterationBatches, stand_in: MapBatches) -> None:
+    def __init__(
+        self,
+        batches: IterationBatches,
+        stand_in: MapBatches,
+        page_locked: PageLockedMemory | None,
+    ) -> None:
         self._rows = iter(batches)
         self._stand_in = stand_in
+        self._page_locked = page_locked
 
     def __next__(self) -> Delivery:
         # A private name of torch, which has no public way to ask.  A torch without it
@@ -96,8 +109,19 @@ class BatchesOfThisProcess(Iterator["Delivery"]):
         profiler = torch.autograd.profiler
         if getattr(profiler, "_is_profiler_enabled", True):
             with profiler.record_function(_PROFILED_AS):
-                return self._stand_in.__getitems__(next(self._rows))
-        return self._stand_in.__getitems__(next(self._rows))
+                return self._deliver(next(self._rows))
+        return self._deliver(next(self._rows))
+
+    def _deliver(self, rows: Any) -> Delivery:
+        if self._page_locked is None:
+            return self._stand_in.__getitems__(rows)
+        page_locked = PageLockedBatch(self._page_locked)
+        delivery = self._stand_in.__getitems__(rows, page_locked)
+        if page_locked.lacks_locking:
+            # As torch does it, whose tensors pass that are page-locked already.
+            locked: Delivery = pin_memory(delivery)  # type: ignore[no-untyped-call]
+            return locked
+        return delivery
 
 
 _PROFILED_AS = "enumerate(DataLoader)#PlannedLoader.__next__"
@@ -128,11 +152,15 @@ def open_inner_iterator(
         An iterator over deliveries; torch's, unless this process makes the batches.
     """
     sending = _choose_sending(outer, setup)
+    page_locked = None
+    if outer.pin_memory and not outer.num_workers:
+        page_locked = setup.page_locked
     stand_in = _make_stand_in(outer, setup, source, seed, workers)
     if not outer.num_workers and isinstance(stand_in, MapBatches):
         stand_in.restore(0)  # as WorkerStart does in each worker
-        if not outer.pin_memory and source.batches is not None:
-            return BatchesOfThisProcess(source.batches, stand_in)
+        is_done_here = not outer.pin_memory or page_locked is not None
+        if is_done_here and source.batches is not None:
+            return BatchesOfThisProcess(source.batches, stand_in, page_locked)
     # Workers read with numbers of ours, so what the user seeds there has no effect.
     replaces_seeds = setup.seeded or setup.iterable is not None
     worker_start = WorkerStart(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.resumable import EpochBatches, Position
     from loaderkit.loader.user_batches import UserBatches
+    from loaderkit.memory.page_locked import PageLockedMemory
 
 
 class ShownBatching(NamedTuple):
@@ -60,6 +61,9 @@ class LoaderSetup:
     stream_length: int | None = None
     """The length that an iterable dataset reported; None if ranks may have parts of
     different lengths."""
+    page_locked: PageLockedMemory | None = None
+    """Where this process makes its batches of a cache; None where they are made in
+    ordinary memory, and torch copies them if they are to be page-locked."""
 
     def plan_with_seed(self, seed: Decision[int]) -> LoaderPlan:
         """Return the plan with the seed of a state that was loaded since."""

@@ -4,6 +4,6 @@ Read ``counters`` first (the names of all readings) and ``machine`` (limits of a
 and abilities of a device, as values), then ``host`` and ``probes`` (which read them,
 and what a device holds), ``process`` and ``reading`` (``read_memory``), ``meter`` (over
 time), ``holder``, ``holders`` and ``root_search`` (who keeps an object), ``release``,
-``staged`` and ``cache_cleaner`` (giving back), and ``shm_batch`` (a batch as one
-segment of shared memory).
+``staged`` and ``cache_cleaner`` (giving back), and what batches are made in:
+``shm_batch`` (one segment of shared memory) and ``page_locked``.
 """

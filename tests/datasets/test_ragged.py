@@ -17,15 +17,13 @@ from loaderkit.datasets.ragged import (
     Padded,
     concatenate,
     fill_padding,
-    jag,
     mask_of,
-    pack_rows,
     pad,
 )
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.testing import assert_same
 
-VALUES, LENGTHS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0, 1])
+VALUES, OFFSETS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3])
 SAMPLES = [VALUES[:2], VALUES[:0], VALUES[2:]]
 
 
@@ -68,26 +66,16 @@ def test_samples_without_rows_are_an_empty_batch():
     assert pad([VALUES[:0], VALUES[:0]]).values.shape == (2, 0, 1)
 
 
-def test_packed_samples_say_where_they_begin():
-    packed = pack_rows(VALUES, LENGTHS)
+def test_packed_samples_are_given_back():
+    packed = Packed(*concatenate(SAMPLES))
 
-    assert packed.offsets.tolist() == [0, 2, 2, 3]
-    assert packed.values is VALUES
     assert_same(packed.to_list(), [VALUES[:2], VALUES[:0], VALUES[2:]])
 
 
-def test_jagged_samples_are_one_tensor():
-    assert [tensor.tolist() for tensor in jag(VALUES, LENGTHS).unbind()] == [
-        [[1], [2]],
-        [],
-        [[3]],
-    ]
-
-
 def test_tensors_are_put_end_to_end():
-    values, lengths = concatenate(SAMPLES)
+    values, offsets = concatenate(SAMPLES)
 
-    assert_same((values, lengths), (VALUES, LENGTHS))
+    assert_same((values, offsets), (VALUES, OFFSETS))
 
 
 @pytest.mark.parametrize("join_or_pad", [concatenate, pad])
@@ -102,7 +90,7 @@ def test_tensors_that_differ_in_more_are_named(other, join_or_pad):
         join_or_pad([VALUES, other])
 
 
-@pytest.mark.parametrize("make", [pad, lambda parts: pack_rows(*concatenate(parts))])
+@pytest.mark.parametrize("make", [pad, lambda parts: Packed(*concatenate(parts))])
 def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
     batch = make([torch.arange(2.0), torch.arange(3.0)])
 
@@ -120,7 +108,7 @@ def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
 @pytest.mark.parametrize(
     ("make", "batch_size"),
     # In packed rows Accelerate takes the length of the first tensor, as of any.
-    [(pad, 2), (lambda parts: pack_rows(*concatenate(parts)), 5)],
+    [(pad, 2), (lambda parts: Packed(*concatenate(parts)), 5)],
     ids=["padded", "packed"],
 )
 def test_trainers_move_such_a_batch_to_the_device(make, batch_size):
@@ -253,7 +241,7 @@ def test_what_is_no_padding_is_refused(words, options):
 
 
 def pack_together(tensors):
-    return pack_rows(*concatenate(tensors))
+    return Packed(*concatenate(tensors))
 
 
 SYMBOLS = ["+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<", "<=", ">", ">="]
