@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
+    from loaderkit.datasets.dict_batches import Path
     from loaderkit.datasets.opened import OpenedCache
 
     Ints = NDArray[np.int64]
@@ -221,10 +222,28 @@ class BatchJoining(SampleReading[T]):
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
     ) -> Any:
-        others = functools.partial(collate_samples, ragged=self.ragged)
+        others = functools.partial(
+            collate_samples, ragged=self.ragged, is_ragged=self._is_ragged
+        )
         batch = join(samples, others, follow_batch, exclude_keys)
         self.fill_padding(batch)
         return batch
+
+    def _is_ragged(self, path: Path) -> bool:
+        """Tell whether the first axis of a field differs in other samples.
+
+        A transform may make a field of one size of one that differs in the cache: of
+        what it returns only those are known that ``pad_value`` names.
+
+        Args:
+            path: The keys that lead to the field.
+        """
+        if self.reads_cache:
+            return path in self._open_cache().ragged_paths
+        if isinstance(self.pad_value, Mapping):
+            names = [key for key in path if isinstance(key, str)]
+            return bool(names) and names[-1] in self.pad_value
+        return False
 
     def _joins_like(
         self, other: BatchJoining[Any] | None

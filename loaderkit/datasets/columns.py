@@ -10,7 +10,11 @@ import torch
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
-from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
+from loaderkit.datasets.dict_batches import (
+    DictRecipe,
+    collate_samples,
+    ragged_paths,
+)
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
 from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.sizes import occurring, stored_bytes
@@ -258,7 +262,8 @@ def join_column(
         decode(fields[number], leaf_reader(opened.store, row), classes)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
-    return collate_samples(values, ragged)
+    paths = ragged_paths(opened.store, fields.values())
+    return collate_samples(values, ragged, paths.__contains__)
 
 
 def join_graph_column(
