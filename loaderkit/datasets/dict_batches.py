@@ -7,8 +7,8 @@ differs from sample to sample, ``ragged`` says what a batch holds in its place:
     "packed"   Packed(values [N, *rest], offsets [B + 1])
     "jagged"   a torch.nested tensor in jagged layout
 
-That holds for all batches of a dataset: one of samples that happen to be equally long is
-padded (packed, jagged) like the others, as the code behind it expects.
+That holds for all batches of a dataset: one of samples that happen to be equally long
+is padded (packed, jagged) like the others, as the code behind it expects.
 
 Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dataclass.
 """
