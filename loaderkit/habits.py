@@ -789,7 +789,7 @@ DOOR: Mapping[str, Hint] = {
     ),
     **_hints(
         "concatenate merge concatenate_datasets ConcatDataset interleave_datasets",
-        Hint("loaderkit.concat(caches, path)"),
+        Hint("loaderkit.concat(caches, path), or one + other where they are"),
     ),
     **_hints(
         "doctor check_env collect_env",
@@ -821,6 +821,10 @@ NUMBERS: Mapping[str, str] = {
 _ONE_AFTER_THE_OTHER = "batches are made one after the other"
 
 OPERATORS: Mapping[str, Mapping[str, Hint]] = {
+    "KeyedConcatDataset": {
+        "*": Hint("torch.utils.data.ConcatDataset([dataset] * 2)", _BY_ROWS),
+        **_hints("+ |", Hint("dataset + other, of two datasets", _BY_ROWS)),
+    },
     "BaseDataset": {
         "*": Hint("torch.utils.data.ConcatDataset([dataset] * 2)", _BY_ROWS),
         **_hints(

@@ -33,6 +33,7 @@ from loaderkit.arguments import (
 )
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
+from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
     CodeOfLoad,
     Fingerprint,
@@ -271,8 +272,14 @@ class MapSource:
         return len(self._dataset)
 
     def key(self, row: int) -> str:
-        """Number the sample."""
+        """Name the sample as the dataset does; number it where it has no names."""
+        if self._has_keys:
+            return key_of(self._dataset, row)
         return str(row)
+
+    @functools.cached_property
+    def _has_keys(self) -> bool:
+        return has_keys(self._dataset)
 
     def read(self, row: int) -> Any:
         """Read a sample, without letting an ``InMemoryDataset`` keep a copy of it."""
@@ -297,7 +304,7 @@ class MapSource:
         return None
 
     def named_files(self) -> Iterator[str]:
-        """Name none: numbers are the keys."""
+        """Name none: of a cache, keys are only names."""
         return iter(())
 
     def runs_user_code(self) -> bool:
