@@ -1,4 +1,4 @@
-"""The keys of samples in torch's compositions, against lists of keys composed by torch."""
+"""Keys of samples in torch's compositions, against lists that torch composes."""
 
 import copy
 import pickle
@@ -97,7 +97,7 @@ def test_all_rows_of_a_key_are_found(named):
 
 
 def test_a_sum_of_datasets_knows_its_samples_and_is_loaded_as_torchs(named):
-    both = named[0] + named[1] + [{"x": torch.ones(3)}]  # noqa: RUF005 -- a dataset
+    both = named[0] + named[1] + [{"x": torch.ones(3)}]
 
     assert isinstance(both, KeyedConcatDataset)
     assert [both.key(3), both.key(-2), both.row_of("e")] == ["d", "e", 6]
@@ -111,7 +111,7 @@ def test_a_sum_of_datasets_knows_its_samples_and_is_loaded_as_torchs(named):
 
 
 def test_a_row_of_a_list_has_no_key(named):
-    both = named[0] + [{"x": torch.ones(3)}]  # noqa: RUF005 -- a dataset
+    both = named[0] + [{"x": torch.ones(3)}]
 
     with pytest.raises(DatasetError, match="of a list"):
         both.key(3)
