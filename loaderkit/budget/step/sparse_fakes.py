@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from loaderkit.budget.step.accumulation import node_name
 from loaderkit.budget.step.kernel_calls import SparseSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 _aten = torch.ops.aten
 _MAKERS = (_aten._sparse_coo_tensor_with_dims_and_tensors.default,)
@@ -128,13 +130,20 @@ class SparseFakes:
             has_dense_values=elements.values.is_contiguous(),
         )
 
-    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def run(
+        self,
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
+        operands: Sequence[torch.Tensor],
+    ) -> Any:
         """Run an operator on fakes of which some are sparse.
 
         Args:
             func: The operator.
             args: Its arguments, fakes among them.
             kwargs: Its named ones.
+            operands: The tensors among both.
 
         Returns:
             What it gives; ``NotImplemented`` where that is not followed.
@@ -143,7 +152,7 @@ class SparseFakes:
             return self._make(args, kwargs)
         if func is _aten._embedding_bag_backward.default:
             return self._make_bag_gradient(_named(func, args, kwargs))
-        sparse = [t for t in tree_iter((args, kwargs)) if _is_sparse_fake(t)]
+        sparse = [operand for operand in operands if _is_sparse_fake(operand)]
         elements = [self._elements_of(tensor) for tensor in sparse]
         known = [e for e in elements if e is not None]
         if not known or len(known) < len(elements):

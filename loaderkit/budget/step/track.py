@@ -30,6 +30,7 @@ from loaderkit.budget.step.measure import (
     optimizer_state,
     sparse_tensors_of,
 )
+from loaderkit.budget.step.optimizer_states import STATES
 from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
@@ -211,45 +212,9 @@ def _give_state(
     if any(getattr(module, "sparse", False) for module in model.modules()):
         # Their gradients are sparse, which cannot be made of zeros.
         return False
-    examples = _examples_of(parameters, optimizer)
-    for parameter, example in zip(parameters, examples, strict=True):
-        if parameter is example:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for parameter, example in zip(parameters, examples, strict=True):
-        # Adagrad makes the states of all at once.
-        if parameter is not example and not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value
-                for name, value in optimizer.state[example].items()
-            }
+    STATES.give(optimizer)
     tracker.label_state(optimizer)
     return True
-
-
-def _examples_of(
-    parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> Sequence[torch.nn.Parameter]:
-    """Give, for each parameter, the one whose state tells what its own is like.
-
-    torch's own optimizers make a state of the shape, the kind and the group's options.
-    Others may do as they like: each of their parameters is its own example.
-    """
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return parameters
-    groups = {
-        id(parameter): number
-        for number, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-    by_kind: dict[Any, torch.nn.Parameter] = {}
-    examples = []
-    for parameter in parameters:
-        layout = (parameter.shape, parameter.stride(), parameter.dtype)
-        kind = (groups.get(id(parameter)), *layout, parameter.layout)
-        examples.append(by_kind.setdefault(kind, parameter))
-    return examples
 
 
 @contextmanager

@@ -18,6 +18,11 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import RunningNode, node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
+from loaderkit.budget.step.call_arguments import (
+    count_arguments_with_mask,
+    tensors_in,
+    written_tensors,
+)
 from loaderkit.budget.step.index_ranges import index_error_of, mask_error_of
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
@@ -29,7 +34,6 @@ from loaderkit.budget.step.measure import (
 )
 from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
 from loaderkit.budget.step.sparse_fakes import SparseFakes
-from loaderkit.budget.step.written import tensors_in, written_tensors
 from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
     from loaderkit.budget.step.allocation_log import Log, LogPhase, Part
-    from loaderkit.budget.step.kernel_calls import Args, KernelCall, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
+    from loaderkit.budget.step.kernel_calls import KernelCall
     from loaderkit.budget.step.real_values import RealValues, Value
 
 _aten = torch.ops.aten
@@ -358,7 +363,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Listed once: what is done at each operator decides how long an estimate takes.
         operands = tensors_in((args, kwargs))
         out = _without_unasked_gradients(
-            func, args, self._run_operator(func, args, kwargs, operands)
+            func, args, self._run_operator(func, types, args, kwargs, operands)
         )
         self._note_written(func, args, kwargs)
         if reused is not None:
@@ -474,7 +479,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._log_freed(key, self.live[key].number)
 
     def _run_operator(
-        self, func: OpOverload, args: Args, kwargs: Kwargs, operands: list[torch.Tensor]
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Args,
+        kwargs: Kwargs,
+        operands: list[torch.Tensor],
     ) -> Any:
         real = [tensor for tensor in operands if not isinstance(tensor, FakeTensor)]
         for tensor in real:
@@ -482,11 +492,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not tensor.dim():
                 self.add(tensor)
 
-        out = self.sparse.run(func, args, kwargs)
+        out = self.sparse.run(func, args, kwargs, operands)
         if out is not NotImplemented:
             return out
         if len(real) < len(operands):
-            out = self._run_with_fakes(func, args, kwargs)
+            out = self._run_with_fakes(func, types, args, kwargs)
             out = LAYOUTS.corrected(func, args, kwargs, operands, out)
         elif not operands and _makes_fake_floats(func, args, kwargs):
             with self.fake:
@@ -551,7 +561,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         large = leaf.untyped_storage().nbytes() > _SMALL_BYTES
         return self.fake.from_tensor(leaf) if large else leaf
 
-    def _run_with_fakes(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def _run_with_fakes(
+        self, func: OpOverload, types: Sequence[type], args: Args, kwargs: Kwargs
+    ) -> Any:
         if torch.Tag.data_dependent_output in func.tags or (
             values_decide_shapes(func) and func is not _aten.index.Tensor
         ):
@@ -560,8 +572,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._from_values(func, args, kwargs)
         if func is _aten._pack_padded_sequence.default and not _is_fake(args[1]):
             return self._pack_sequences(func, args)
+        rule = shape_rule(func)
+        if rule is func:
+            # As torch does for an active mode: to enter it and to call the operator
+            # anew takes a third as long as the shapes themselves.
+            return self.fake.__torch_dispatch__(func, types, args, kwargs)
         with self.fake:
-            return shape_rule(func)(*args, **kwargs)
+            return rule(*args, **kwargs)
 
     def _pack_sequences(self, func: OpOverload, args: Args) -> Any:
         """Pack sequences of known lengths, for which torch has no rule of shapes."""
@@ -748,8 +765,9 @@ def _is_view(func: OpOverload, operands: list[torch.Tensor]) -> bool:
 
     Such as the transpose, which also sorts the indices.
     """
-    is_dense = all(has_one_storage(operand) for operand in operands)
-    return func in _LIKE_VIEWS or (func.is_view and is_dense)
+    if func in _LIKE_VIEWS:
+        return True
+    return func.is_view and all(has_one_storage(operand) for operand in operands)
 
 
 def _is_fake(leaf: object) -> bool:
@@ -896,10 +914,7 @@ def _without_unasked_gradients(func: OpOverload, args: Args, out: Any) -> Any:
     Its rule for tensors without memory may make them all the same (that of batch
     normalisation does), where the kernel makes none.
     """
-    arguments = func._schema.arguments
-    if not isinstance(out, tuple) or not arguments:
-        return out
-    if arguments[-1].name != "output_mask" or len(args) < len(arguments):
+    if not isinstance(out, tuple) or len(args) != count_arguments_with_mask(func):
         return out
     output_mask = args[-1]
     return tuple(
