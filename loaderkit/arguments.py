@@ -19,7 +19,7 @@ from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either, Setting
-from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS
+from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS, OPTIONS_ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -233,6 +233,9 @@ def refuse_keyword(
     if hint is not None:
         fix = hint.fix if hint.why else _with_value(hint.fix, value)
         return OptionError(message, why=hint.why or _OTHER_NAME, fix=fix)
+    elsewhere = OPTIONS_ELSEWHERE.get(name)
+    if elsewhere is not None:
+        return OptionError(message, why=elsewhere.why, fix=elsewhere.fix)
     own_names = [parameter for parameter in known if parameter != "self"]
     return OptionError(message, why=_NO_SUCH_NAME, fix=suggest_name(name, own_names))
 

@@ -110,6 +110,30 @@ def test_the_value_goes_with_the_name_where_it_can_be_meant():
     assert mode.value.fix == "max_nodes=1000"
 
 
+FIRST_ARGUMENTS = {"dataset", "more", "name", "path", "source"}
+"""What is passed by position, and stands for many things."""
+OPTIONS_OF_ALL = set().union(*map(keywords_of, CALLS)) - FIRST_ARGUMENTS
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_option_of_another_call_of_ours_is_answered_with_who_has_it(name):
+    for keyword in OPTIONS_OF_ALL - keywords_of(name) - {*KEYWORDS[name]}:
+        answer = error_of_keyword(name, keyword)
+
+        call = answer.why.removesuffix(" has it")
+        assert answer.fix.startswith(f"{call}("), (keyword, answer)
+        names = {"open_cache": "SafeDataset"}.get(call, call)
+        assert keyword in keywords_of(names) | keywords_of("SafeGraphDataset")
+
+
+@pytest.mark.parametrize("size", sorted(SIZE_NAMES))
+def test_a_limit_by_another_name_of_a_size_is_answered_with_ours(size):
+    # max_steps is a trainer's, of epochs.
+    for name in SIZE_NAMES[size] - {size, "steps"}:
+        answer = error_of_keyword("build_loader", f"max_{name}")
+        assert answer.fix == f"max_{size}=3"
+
+
 def long_keywords_of(name):
     """Of shorter ones, a letter less leaves too little to be recognised."""
     return {keyword for keyword in keywords_of(name) if len(keyword) >= 5}
