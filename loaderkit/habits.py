@@ -519,6 +519,44 @@ _EXTEND: Mapping[str, Hint] = {
 
 _ALIKE = "shards are linked or copied as they are"
 
+_TABLE = 'pandas.read_{kind}({{path}}).to_dict("records")'
+
+FILE_READERS: Mapping[str, str] = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "torch.load({path})"),
+    ".npy": "numpy.load({path})",
+    ".npz": "torch.utils.data.StackDataset(**numpy.load({path}))",
+    ".json": "json.load(open({path}))",
+    **dict.fromkeys(
+        (".jsonl", ".ndjson"), "[json.loads(line) for line in open({path})]"
+    ),
+    **dict.fromkeys((".csv", ".tsv", ".txt"), _TABLE.format(kind="csv")),
+    ".parquet": _TABLE.format(kind="parquet"),
+    **dict.fromkeys((".feather", ".arrow"), _TABLE.format(kind="feather")),
+    **dict.fromkeys((".pkl", ".pickle"), 'pickle.load(open({path}, "rb"))'),
+    ".tar": "webdataset.WebDataset({path}, shardshuffle=False)",
+    ".safetensors": "torch.utils.data.StackDataset(**load_file({path}))",
+}
+"""Code that makes samples of a file, by the end of its name."""
+
+
+def reader_of(path: str) -> str:
+    """Write how the samples of a file of another format are read.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Code; empty where the end of its name says nothing.
+
+    >>> reader_of("runs/a.npy"), reader_of("runs/a.lk"), reader_of("a.PT")
+    ("numpy.load('runs/a.npy')", '', "torch.load('a.PT')")
+    """
+    name = path.replace("\\", "/").rpartition("/")[2]
+    _, dot, ending = name.rpartition(".")
+    code = FILE_READERS.get(f"{dot}{ending}".lower(), "")
+    return code.replace("{path}", repr(path))
+
+
 KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "build_loader": _BUILD_LOADER,
     "pack": _PACK,
@@ -799,6 +837,26 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
                 "trainers call callbacks, and a detector is called by one",
             ),
         ),
+    },
+    "LeakCallback": {
+        **_hints(
+            "on_init_end on_train_begin on_epoch_begin on_epoch_end on_step_begin "
+            "on_step_end on_substep_end on_log on_save on_evaluate on_predict",
+            Hint(
+                "from loaderkit.integrations.transformers import LeakCallback",
+                "this one is for Lightning's Trainer",
+            ),
+        ),
+        **_hints(
+            "setup teardown state_key state_dict load_state_dict on_fit_start "
+            "on_fit_end on_train_start on_train_batch_end on_train_epoch_end "
+            "on_sanity_check_start on_exception",
+            Hint(
+                "from loaderkit.integrations.lightning import LeakCallback",
+                "this one is for Hugging Face's Trainer",
+            ),
+        ),
+        **_hints("leaking result verdict", Hint("callback.report.leaking")),
     },
     "MemoryMeter": {
         **_hints("start stop", Hint("with MemoryMeter() as meter: ...")),

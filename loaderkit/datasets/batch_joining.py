@@ -162,8 +162,11 @@ class BatchJoining(SampleReading[T]):
         if not isinstance(pad_value, Mapping) and pad_value == 0:
             return
         names = fill_padding(batch, pad_value)
-        if isinstance(pad_value, Mapping) and not names.issuperset(pad_value):
-            self._check_padded_fields(set(pad_value) - names, names)
+        if isinstance(pad_value, Mapping):
+            if not names.issuperset(pad_value):
+                self._check_padded_fields(set(pad_value) - names, names)
+            if isinstance(batch, Mapping):
+                _check_no_lists(batch, pad_value)
 
     def _check_padded_fields(self, absent: set[str], names: Collection[str]) -> None:
         """Refuse names that neither this batch nor any sample of the cache has."""
@@ -222,6 +225,11 @@ class BatchJoining(SampleReading[T]):
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
     ) -> Any:
+        if self.transform is not None and all(sample is None for sample in samples):
+            message = "The transform returned None for all samples of a batch."
+            why = "what it returns is the sample"
+            fix = "return the sample, also one that was changed in place"
+            raise DatasetError(message, why=why, fix=fix)
         others = functools.partial(
             collate_samples, ragged=self.ragged, is_ragged=self._is_ragged
         )
@@ -257,6 +265,24 @@ class BatchJoining(SampleReading[T]):
         giver = LAST_GIVEN.giver_of(samples)
         if self._joins_like(giver):
             giver.gives_unread = True
+
+
+def _check_no_lists(batch: Mapping[Any, Any], named: Collection[str]) -> None:
+    """Refuse the name of a field whose samples are lists of numbers, which stay lists.
+
+    Raises:
+        DatasetError: There is one: its ``pad_value`` would do nothing.
+    """
+    for name in named:
+        values = batch.get(name)
+        if type(values) is not list or not values or type(values[0]) is not list:
+            continue
+        if all(isinstance(item, int | float) for item in values[0]):
+            message = f"pad_value names {name!r}, which is a list in each sample."
+            why = "tensors and arrays are padded; a list of numbers stays a list"
+            fix = 'pack(dataset.with_format("torch"), path) for those of Hugging Face; '
+            fix += f"or a transform that makes a tensor of sample[{name!r}]"
+            raise DatasetError(message, why=why, fix=fix)
 
 
 def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:

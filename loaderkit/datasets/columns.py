@@ -386,6 +386,11 @@ def _no_column(
         why = "it is a type of the graphs, and not one of their fields"
         return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
     names = sorted(_fields_of_variant(variant, key))
+    outer, dot, inner = name.replace("/", ".").partition(".")
+    if dot and outer in names:
+        why = f"{outer!r} is a field, and {inner!r} is probably within it"
+        steps = "".join(f"[{step!r}]" for step in inner.split("."))
+        return DatasetError(message, why=why, fix=f"dataset[{outer!r}]{steps}")
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:

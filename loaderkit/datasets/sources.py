@@ -46,6 +46,7 @@ from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.fixes import Fix, Open, Pack, Setting
+from loaderkit.habits import reader_of
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 from loaderkit.units import count_of
@@ -485,8 +486,10 @@ class PtFolder:
             fix = Fix.of(f"its whole path; a relative one begins at {Path.cwd()}")
             if self.path.is_file():
                 message = f"{self.path} is a file, no folder."
-                loaded = Pack(f"torch.load({str(self.path)!r})")
-                fix = Fix.of(loaded, " for a list in a file")
+                reader = reader_of(str(self.path))
+                fix = Fix.of("a SafeDataset with keys(), and load(key) that reads it")
+                if reader:
+                    fix = Fix.of(Pack(reader), ", for samples in a file")
             raise DatasetError(message, why=why, fix=fix)
 
     def _matching_files(self) -> Sequence[str]:
