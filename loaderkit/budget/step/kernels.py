@@ -32,7 +32,10 @@ from loaderkit.budget.step.kernel_calls import (
 )
 from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
-from loaderkit.budget.step.shape_rules import values_decide_shapes
+from loaderkit.budget.step.shape_rules import (
+    values_decide_shapes,
+    without_unasked_gradients,
+)
 from loaderkit.budget.step.step_errors import refuses_types
 
 if TYPE_CHECKING:
@@ -360,7 +363,10 @@ def _run_call(call: KernelCall, number: int) -> _FinishedCall | Exception | None
             return None
         args, kwargs = invent_arguments(call)
         with record_function(f"{_MARKER}{number}"):
-            result = call.func(*args, **kwargs)
+            # Within the range: what autograd would drop is given back.
+            result = without_unasked_gradients(
+                call.func, args, call.func(*args, **kwargs)
+            )
     except Exception as error:  # noqa: BLE001 -- values were invented
         return error
     output_sizes = tuple(bytes_of_output(output) for output in tensors_in(result))

@@ -61,6 +61,7 @@ def track_step(
     step: Step,
     *,
     chosen: float = 1.0,
+    conditions: bool = True,
     with_values: bool = False,
     begun: list[Log] | None = None,
 ) -> Log:
@@ -71,6 +72,7 @@ def track_step(
         batch: What it is called with; not changed.
         step: How a step is made.
         chosen: Share of elements that a mask of unknown values is taken to choose.
+        conditions: What a condition of unknown value is taken for.
         with_values: Compute the floats that decide a shape, if they are few.
         begun: Gets each log at its beginning: what is in it remains where a step cannot
             be tracked to its end.
@@ -86,8 +88,12 @@ def track_step(
         log = Log()
         if begun is not None:
             begun.append(log)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        tracker = Tracker(
+            fake, log, chosen=chosen, conditions=conditions, values=values
+        )
         is_like_later_steps = _track_once(
-            model, batch, step, chosen, values, log, give_state=give_state
+            model, batch, step, tracker, give_state=give_state
         )
         if is_like_later_steps:
             break
@@ -98,9 +104,7 @@ def _track_once(
     model: torch.nn.Module,
     batch: Any,
     step: Step,
-    chosen: float,
-    values: RealValues | None,
-    log: Log,
+    tracker: Tracker,
     *,
     give_state: bool,
 ) -> bool:
@@ -113,13 +117,12 @@ def _track_once(
     Returns:
         Whether the second step of a training would be like this one.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, log, values = tracker.fake, tracker.log, tracker.values
     twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
         log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
 
-    tracker = Tracker(fake, log, chosen=chosen, values=values)
     sparse_of_model = sparse_tensors_of(model)
     sparse_of_batch = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
     fake_sparse_of_batch = [

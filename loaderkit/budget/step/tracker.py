@@ -18,11 +18,8 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import RunningNode, node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
-from loaderkit.budget.step.call_arguments import (
-    count_arguments_with_mask,
-    tensors_in,
-    written_tensors,
-)
+from loaderkit.budget.step.assumed_scalars import AssumedScalars
+from loaderkit.budget.step.call_arguments import tensors_in, written_tensors
 from loaderkit.budget.step.index_ranges import index_error_of, mask_error_of
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
@@ -32,7 +29,11 @@ from loaderkit.budget.step.measure import (
     parts_of_nested,
     parts_of_sparse,
 )
-from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
+from loaderkit.budget.step.shape_rules import (
+    shape_rule,
+    values_decide_shapes,
+    without_unasked_gradients,
+)
 from loaderkit.budget.step.sparse_fakes import SparseFakes
 from loaderkit.errors import StepError
 
@@ -124,10 +125,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         log: Log,
         *,
         chosen: float = 1.0,
+        conditions: bool = True,
         values: RealValues | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake, self.log, self.chosen, self.values = fake, log, chosen, values
+        self._scalars = AssumedScalars(share=chosen, conditions=conditions)
         self.sparse = SparseFakes(fake)
         self.live: dict[int, _LiveStorage] = {}
         """By torch's own address of the storage object, which no other one has while it
@@ -362,7 +365,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._raise_if_refused(index_error_of(func, args, kwargs))
         # Listed once: what is done at each operator decides how long an estimate takes.
         operands = tensors_in((args, kwargs))
-        out = _without_unasked_gradients(
+        out = without_unasked_gradients(
             func, args, self._run_operator(func, types, args, kwargs, operands)
         )
         self._note_written(func, args, kwargs)
@@ -619,9 +622,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tree_map(as_fake, real)
         if is_scalar:
             self._note_assumption(SCALAR, func)
-            if args[0].dtype == torch.bool:
-                return True
-            return self.chosen if args[0].is_floating_point() else 1
+            return self._scalars.read(args[0].dtype)
         return self._with_share_chosen(func, args, kwargs)
 
     def _as_fake(self, leaf: object, *, is_trained: bool) -> Any:
@@ -906,18 +907,3 @@ def _touched_bytes(operands: list[torch.Tensor], outputs: list[torch.Tensor]) ->
             if tensor.untyped_storage()._cdata not in read & written
         ]
     return sum(tensor.numel() * tensor.itemsize for tensor in touched)
-
-
-def _without_unasked_gradients(func: OpOverload, args: Args, out: Any) -> Any:
-    """Leave out gradients that a backward operator was not asked for.
-
-    Its rule for tensors without memory may make them all the same (that of batch
-    normalisation does), where the kernel makes none.
-    """
-    if not isinstance(out, tuple) or len(args) != count_arguments_with_mask(func):
-        return out
-    output_mask = args[-1]
-    return tuple(
-        gradient if is_asked else None
-        for gradient, is_asked in zip(out, output_mask, strict=True)
-    )
