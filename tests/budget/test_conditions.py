@@ -109,6 +109,19 @@ def test_an_optimizer_that_searches_along_its_gradient_is_in_the_interval(kind):
     assert estimated.peak == pytest.approx(truth, rel=0.01)
 
 
+@pytest.mark.parametrize("width", [24, 96])
+def test_a_first_update_that_takes_more_than_later_ones_is_counted(width):
+    model, batch = nn.Linear(48, width, bias=False), torch.randn(4, 48)
+    # It decomposes each gradient in its first update, and keeps the basis.
+    step = Step(optimizer=OPTIMIZERS["low rank"])
+
+    estimated = estimate(model, batch, step)
+
+    truth = max(measure_step(model, batch, step).values())
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
 def _sampled(model, x):
     grid = torch.randn(64, 3, 3, 2)
     large = model(x).reshape(64, 1, 12, 12)

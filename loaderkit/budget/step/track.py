@@ -31,6 +31,7 @@ from loaderkit.budget.step.measure import (
     sparse_tensors_of,
 )
 from loaderkit.budget.step.optimizer_states import STATES
+from loaderkit.budget.step.peaks import highest_before_step, peaks_of, totals
 from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
@@ -112,7 +113,8 @@ def _track_once(
 
     With a state that was given, the second step may still differ: a parameter without a
     gradient has no state in a training, and what a model keeps from one step to the
-    next, such as its last output, is there in the second only.
+    next, such as its last output, is there in the second only.  And the first update
+    may take more than the second.
 
     Returns:
         Whether the second step of a training would be like this one.
@@ -165,7 +167,11 @@ def _track_once(
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
-    return not (has_state and (has_unused or keeps_something))
+    # An optimizer that finds a basis for its gradients, say, does so in its first update.
+    update_bytes = totals(peaks_of(log)).get("step", 0)
+    takes_more_at_first = highest_before_step(log) > update_bytes
+    is_other_step = has_unused or keeps_something or takes_more_at_first
+    return not (has_state and is_other_step)
 
 
 def _add_sparse(
