@@ -167,7 +167,7 @@ def _track_once(
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
-    # An optimizer that finds a basis for its gradients, say, does so in its first update.
+    # An optimizer that finds a basis for its gradients does so in its first update.
     update_bytes = totals(peaks_of(log)).get("step", 0)
     takes_more_at_first = highest_before_step(log) > update_bytes
     is_other_step = has_unused or keeps_something or takes_more_at_first
