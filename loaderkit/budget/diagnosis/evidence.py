@@ -110,7 +110,7 @@ def weigh_evidence(
 
     >>> from loaderkit.budget.diagnosis.moods import Span
     >>> weigh_evidence("worker.cc:41: out of memory", Span(14, 27), Span(0, 27)).weight
-    10
+    18
     >>> text = "The OOM killer is a part of the kernel"
     >>> weigh_evidence(text, Span(4, 7), Span(0, 38)).reasons_against[0]
     'errors as a topic'
@@ -159,9 +159,11 @@ def is_prose(sentence: str, *, is_whole: bool = False) -> bool:
     if _LABELLED.match(sentence) or _NEED.match(sentence):
         return False
     words = sentence.strip()
-    weight = sum(sign.weight for sign in _signs_in("sentence", words))
     if is_whole and _LONG_SENTENCE.match(words):
-        return weight < 0
+        # People name amounts too: that there is one is no sign of a program.
+        words = _AMOUNT.sub("some", words)
+        return sum(sign.weight for sign in _signs_in("sentence", words)) < 0
+    weight = sum(sign.weight for sign in _signs_in("sentence", words))
     return weight < _PROSE
 
 
@@ -171,6 +173,7 @@ _LONG_SENTENCE = re.compile(
     r"[A-Z][a-z']{0,20}(?: [\w'%/.-]{1,24},?){6}"
 )
 """Its first words, in the letters of prose; not those of a report's amounts."""
+_AMOUNT = re.compile(r"`?\b\d[\d.,]{0,12} ?(?:[KMGT]i?B|bytes)\b`?")
 _LABELLED = re.compile(
     r"\s*(?!(?:Note|Tip|Hint|Edit|Update|Warning|Example|Reference)\b)"
     r"[A-Z][a-z]{2,20}: "
