@@ -714,6 +714,37 @@ CALL_HINTS: Mapping[str, Hint] = {
 }
 """What a function is called with, by function: for calls that it does not take."""
 
+_IN_PYTHON = "it is a function of Python: loaderkit.{}"
+
+COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("concat", "concatenate", "merge", "join", "cat"),
+        _IN_PYTHON.format('concat(["day1.lk", "day2.lk"], "both.lk")'),
+    ),
+    **dict.fromkeys(
+        ("extend", "append", "add"), _IN_PYTHON.format('extend("a.lk", samples)')
+    ),
+    **dict.fromkeys(
+        ("compact", "repack", "rechunk", "reshard", "optimize"),
+        _IN_PYTHON.format('pack(loaderkit.open_cache("a.lk"), "a.lk", overwrite=True)'),
+    ),
+    **dict.fromkeys(
+        ("load", "loader", "build-loader", "build_loader", "train"),
+        _IN_PYTHON.format('build_loader(loaderkit.open_cache("a.lk"), batch_size=32)'),
+    ),
+    **dict.fromkeys(("info", "show", "ls", "list", "stat", "open"), "use 'inspect'"),
+    **dict.fromkeys(("check", "validate", "fsck", "hash"), "use 'verify'"),
+    **dict.fromkeys(("upload", "export"), "use 'push'"),
+    **dict.fromkeys(("download", "fetch", "import", "clone"), "use 'pull'"),
+    **dict.fromkeys(("create", "build", "convert", "make", "prepare"), "use 'pack'"),
+    **dict.fromkeys(("run", "monitor", "leaks", "leak", "profile"), "use 'watch'"),
+    **dict.fromkeys(("diagnose", "oom", "why"), "use 'explain'"),
+    **dict.fromkeys(("estimate", "fit", "batch", "predict"), "use 'plan'"),
+    **dict.fromkeys(("env", "environment", "system", "debug"), "use 'doctor'"),
+    **dict.fromkeys(("example", "tutorial", "try", "bench"), "use 'demo'"),
+}
+"""What to say of a command that the command line does not have."""
+
 DEVICES: Mapping[str, str] = {
     **dict.fromkeys(("gpu", "gpus", "nvidia", "rocm", "amd"), "cuda"),
     **dict.fromkeys(("metal", "apple", "mac", "macos"), "mps"),

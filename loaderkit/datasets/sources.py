@@ -31,7 +31,7 @@ from loaderkit.arguments import (
     show_value,
     with_article,
 )
-from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
@@ -503,6 +503,10 @@ class PtFolder:
             message = f"{self.path} is a cache, and no folder of samples."
             cache = Open(str(self.path))
             raise DatasetError(message, why="it is packed already", fix=cache)
+        if (self.path / BUILDING).exists():
+            message = f"{self.path} is a half-packed cache, and no folder of samples."
+            why = "a packing run was stopped before it ended"
+            raise DatasetError(message, why=why, fix="run that one again")
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
         message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"
