@@ -40,8 +40,8 @@ from loaderkit.datasets.columns import (
 )
 from loaderkit.datasets.compositions import KeyedConcatDataset, has_rows
 from loaderkit.datasets.dict_batches import RAGGED
-from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
 from loaderkit.datasets.rows import is_one, many_rows, one_row

@@ -12,9 +12,9 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import show_value, similar_name
 from loaderkit.datasets.cached_samples import CachedSamples
 from loaderkit.datasets.decode import decode
-from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError, leaf_reader
 from loaderkit.datasets.key_index import KeyIndex
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.plain import decode_text

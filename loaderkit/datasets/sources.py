@@ -38,9 +38,9 @@ from loaderkit.datasets.fingerprint import (
     CodeOfLoad,
     Fingerprint,
     fingerprint_of,
-    key_text,
     read_code,
 )
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
