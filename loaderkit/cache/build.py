@@ -57,9 +57,11 @@ from loaderkit.cache.layout import (
     WRITTEN_SUFFIX,
     Shard,
     is_cache_file_name,
+    note_name,
     shard_from,
     shard_name,
     sources_name,
+    written_marker_name,
 )
 from loaderkit.cache.lock_files import take_lock, write_holder
 from loaderkit.cache.manifest import (
@@ -407,7 +409,7 @@ class Build:
         Raises:
             OSError: It cannot be noted.
         """
-        (self.folder / f"{name}{WRITTEN_SUFFIX}").touch()
+        (self.folder / written_marker_name(name)).touch()
 
     def put_in_place(self, manifest: Manifest, text: str) -> None:
         """Have the manifest appear, and delete what it makes needless.
@@ -603,7 +605,7 @@ def _delete_unnamed_shards(path: Path) -> None:
     for name in _written_shards(folder) - named:
         if is_cache_file_name(name):
             remove(path / name)
-        remove(folder / f"{name}{WRITTEN_SUFFIX}")
+        remove(folder / written_marker_name(name))
 
 
 def _has_plan_of(build: Build) -> bool:
@@ -650,7 +652,7 @@ def _is_intact(build: Build, number: int) -> bool:
 
 
 def _note_file(folder: Path, number: int) -> Path:
-    return folder / f"{number:05}.json"
+    return folder / note_name(number)
 
 
 def _note_numbers(folder: Path) -> list[int]:
