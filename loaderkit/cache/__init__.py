@@ -3,7 +3,8 @@
 Read layout.py first: it is pure, and says what a cache directory holds; so are
 shard_table.py, which holds what is known of all shards, and manifest.py.  columns.py
 collects samples into the columns of a shard; hdf5.py lays a shard out and writes it;
-build.py makes whole caches that survive kill -9.
+build.py makes whole caches that survive kill -9, with what build_notes.py keeps of each
+shard, in a folder that build_folder.py makes, checks and locks.
 
 store.py opens one.  shards.py hashes, maps and watches its files; column_reader.py
 reads a column from all of them, in column_parts.py whose shards are one array, at the
