@@ -221,7 +221,7 @@ class ObjectStore:
             raise
         except Exception as error:  # noqa: BLE001 -- any library's
             _LOG.info("%s/%s did not come whole: %s", self.url, name, _text_of(error))
-            if _is_timeout(_unmasked(error)):
+            if _is_timeout(_what_happened(error)):
                 # Such a network needs smaller pieces.  Files that follow shall not take
                 # a try longer than what is promised.
                 self._may_stream = False
@@ -353,11 +353,11 @@ class ObjectStore:
             except (FileExistsError, MemoryError):
                 raise
             except Exception as raised:  # noqa: BLE001 -- any library's
-                error = _unmasked(raised)
+                error = _what_happened(raised)
                 if isinstance(error, _NEVER_THERE):
                     # Who is told that a file is not there has been let in.
                     self._verbs_let_in |= {verb}
-                    raise _missing(where, verb, error) from error
+                    raise _not_there(where, verb, error) from error
                 let_in = self._verbs_let_in
                 # Credentials that worked may have expired, and be renewed by now: they
                 # are read anew with each try.
@@ -465,7 +465,7 @@ class _Try:
         Raises:
             TimeoutError: It took longer.
         """
-        return _result_within(self._retries, self._start(method, *args, **kw))
+        return _result_within(self._retries, self._start_call(method, *args, **kw))
 
     def read_parts(self, path: str, starts: list[int], stops: list[int]) -> list[bytes]:
         """Read parts of a file, at once where the file system can.
@@ -480,7 +480,7 @@ class _Try:
         """
         if self._protocols & _READING_AHEAD:
             calls = [
-                self._start("cat_file", path, start, stop, cache_type="none")
+                self._start_call("cat_file", path, start, stop, cache_type="none")
                 for start, stop in zip(starts, stops, strict=True)
             ]
             return [_result_within(self._retries, call) for call in calls]
@@ -526,7 +526,7 @@ class _Try:
 
         options["callback"] = Progress()
         _result_within(
-            retries, self._start("put_file", os.fspath(file), path, **options)
+            retries, self._start_call("put_file", os.fspath(file), path, **options)
         )
 
     def download(self, path: str, file: Path) -> bool:
@@ -554,7 +554,7 @@ class _Try:
         self.call("get_file", path, os.fspath(file), max_concurrency=1)
         return True
 
-    def _start(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
+    def _start_call(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
         """Begin a call on another thread: of fsspec, or of its own."""
         if self._system.async_impl:
             coroutine = getattr(self._system, f"_{method}", None)
@@ -705,7 +705,7 @@ def _status_of(error: BaseException) -> int | None:
     return None
 
 
-def _unmasked(error: Exception) -> Exception:
+def _what_happened(error: Exception) -> Exception:
     """Give what happened, where a file system says of any failure "not found".
 
     fsspec's file system of HTTP does, of a server that does not answer too.
@@ -748,9 +748,9 @@ def _check_worth_another_try(
         fix = "hf auth login, hf repos create, or correct the URL"
         raise CacheError(message, why=why, fix=fix) from error
     if _is_refusal(error):
-        raise _refused(where, verb, error, verbs_let_in) from error
+        raise _refused_by_store(where, verb, error, verbs_let_in) from error
     if status in _GONE:
-        raise _missing(where, verb, error) from error
+        raise _not_there(where, verb, error) from error
     may_pass = (
         status is None
         or (status >= 500 and status not in _NOT_IMPLEMENTED)
@@ -775,7 +775,7 @@ def _failed_by_itself(where: str, verb: str, error: Exception) -> CacheError:
     return CacheError(message, why=why, fix=fix)
 
 
-def _refused(
+def _refused_by_store(
     where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
 ) -> CacheError:
     """Say that the store does not let us do something."""
@@ -798,7 +798,7 @@ def _refused(
     return CacheError(message, why=why, fix=fix)
 
 
-def _missing(where: str, verb: str, error: Exception) -> Exception:
+def _not_there(where: str, verb: str, error: Exception) -> Exception:
     """Say what is not there: what is to be read, or where it is to be written."""
     if verb != "written":
         return FileNotFoundError(errno.ENOENT, _text_of(error), where)

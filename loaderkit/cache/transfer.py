@@ -130,7 +130,7 @@ def push(
     """
     if is_url(cache) and not is_url(url):
         message = f"push takes the folder first, and the URL second, got {url!r} there."
-        fix = _call("push", os.fspath(url), os.fspath(cache))
+        fix = _call_or_command("push", os.fspath(url), os.fspath(cache))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     storage = open_storage(url, storage_options)
@@ -214,9 +214,9 @@ def copy_to_target(
     content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
     upload = _Upload(folder, manifest, target.storage)
     if target.overwrite:
-        _replace(upload, content, claim_waits_s)
+        _replace_cache(upload, content, claim_waits_s)
     else:
-        _create(upload, content, target, claim_waits_s)
+        _create_cache(upload, content, target, claim_waits_s)
     return Transfer(
         str(folder),
         target.storage.url,
@@ -226,7 +226,7 @@ def copy_to_target(
     )
 
 
-def _replace(
+def _replace_cache(
     upload: _Upload, manifest_text: bytes, claim_waits_s: Sequence[float]
 ) -> None:
     """Put a cache in the place of the one that is there, if any."""
@@ -242,7 +242,7 @@ def _replace(
         _remove_but(upload.manifest, storage, sizes)
 
 
-def _create(
+def _create_cache(
     upload: _Upload,
     manifest_text: bytes,
     target: WritableTarget,
@@ -324,7 +324,7 @@ def pull(
     """
     if is_url(cache) and not is_url(url):
         message = f"pull takes the URL first, and the folder second, got {url!r} there."
-        fix = _call("pull", os.fspath(cache), os.fspath(url))
+        fix = _call_or_command("pull", os.fspath(cache), os.fspath(url))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
@@ -516,7 +516,7 @@ def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
     return OtherWriterError(message, why=why, fix=fix)
 
 
-def _call(name: str, *paths: str) -> Either:
+def _call_or_command(name: str, *paths: str) -> Either:
     """Write a call of ``push`` or ``pull``."""
     command = shlex.join(["loaderkit", name, *paths])
     return Either(f"{name}({', '.join(map(repr, paths))})", command)

@@ -404,10 +404,10 @@ class KeyedSource:
     def fingerprint(self) -> Fingerprint:
         """Look at the code of ``load``, the keys and the class's version."""
         version = str(getattr(self._dataset, "version", ""))
-        return self._code.fingerprint(self._keys, version=version)
+        return self._code_of_load.fingerprint(self._keys, version=version)
 
     @functools.cached_property
-    def _code(self) -> CodeOfLoad:
+    def _code_of_load(self) -> CodeOfLoad:
         """The code of ``load``: read once, since graphs on ``self`` take seconds."""
         return read_code(self._dataset.load)
 
@@ -423,7 +423,7 @@ class KeyedSource:
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
         yield from files_named_by(self._users_attributes().values(), root)
-        yield from files_named_in_code(self._code.paths, root)
+        yield from files_named_in_code(self._code_of_load.paths, root)
 
     def runs_user_code(self) -> bool:
         """``load`` is the user's."""

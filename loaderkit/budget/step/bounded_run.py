@@ -86,10 +86,10 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         for tensor in tensors_in(out):
             if has_one_storage(tensor):
-                self._count(tensor.untyped_storage())
+                self._count_storage(tensor.untyped_storage())
         return out
 
-    def _count(self, storage: Any) -> None:
+    def _count_storage(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 -- an identity, never read
         if key not in self._live:
             when_freed = functools.partial(self._on_freed, key, size)

@@ -95,6 +95,19 @@ def rebuild_call(
     return args, kwargs
 
 
+def arguments_by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
+    """Give the arguments of a call by their names, with those that have a default.
+
+    >>> add, x = torch.ops.aten.add.Tensor, torch.zeros(2)
+    >>> sorted(arguments_by_name(add, (x, x), {}))
+    ['alpha', 'other', 'self']
+    """
+    arguments = func._schema.arguments  # noqa: SLF001 -- the way to ask
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    positional = {a.name: value for a, value in zip(arguments, args, strict=False)}
+    return defaults | positional | kwargs
+
+
 def tensors_in(nest: Any) -> list[torch.Tensor]:
     """List tensors of an operator's arguments or outputs."""
     if isinstance(nest, torch.Tensor):

@@ -75,12 +75,12 @@ class OptimizerStates:
         if examples:
             _take_first_step(optimizer, examples.values())
         for kind, example in examples.items():
-            self._states[kind] = _described(optimizer.state[example])
+            self._states[kind] = _describe_state(optimizer.state[example])
 
         for parameter, kind in kinds.items():
             # Adagrad makes the states of all at once.
             if not optimizer.state[parameter]:
-                optimizer.state[parameter] = _made(self._states[kind])
+                optimizer.state[parameter] = _make_state(self._states[kind])
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -104,23 +104,25 @@ def _kind_of(
 ) -> Hashable:
     """Give all that the state of a parameter depends on."""
     options = tuple(
-        (name, _hashable(value)) for name, value in group.items() if name != "params"
+        (name, _hashable_option(value))
+        for name, value in group.items()
+        if name != "params"
     )
     layout = (tuple(parameter.shape), parameter.stride(), parameter.dtype)
     # The number of steps is counted in torch's default type.
     return (type(optimizer), torch.get_default_dtype(), options, layout)
 
 
-def _hashable(option: Any) -> Hashable:
+def _hashable_option(option: Any) -> Hashable:
     if isinstance(option, torch.Tensor):
         # Such as a learning rate: whether it is one decides, its value does not.
         return torch.Tensor
     if isinstance(option, (list, tuple)):
-        return tuple(_hashable(value) for value in option)
+        return tuple(_hashable_option(value) for value in option)
     return repr(option)
 
 
-def _described(state: _State) -> _State:
+def _describe_state(state: _State) -> _State:
     """Describe a state without its tensors."""
     described: _State = {}
     for name, value in state.items():
@@ -134,7 +136,7 @@ def _described(state: _State) -> _State:
     return described
 
 
-def _made(described: _State) -> _State:
+def _make_state(described: _State) -> _State:
     """Make a state as it was described."""
     state: _State = {}
     for name, value in described.items():

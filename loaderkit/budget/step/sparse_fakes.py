@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from loaderkit.budget.step.accumulation import node_name
+from loaderkit.budget.step.call_arguments import arguments_by_name
 from loaderkit.budget.step.kernel_calls import SparseSpec
 
 if TYPE_CHECKING:
@@ -149,9 +150,9 @@ class SparseFakes:
             What it gives; ``NotImplemented`` where that is not followed.
         """
         if func in _MAKERS:
-            return self._make(args, kwargs)
+            return self._make_sparse(args, kwargs)
         if func is _aten._embedding_bag_backward.default:
-            return self._make_bag_gradient(_named(func, args, kwargs))
+            return self._make_bag_gradient(arguments_by_name(func, args, kwargs))
         sparse = [operand for operand in operands if _is_sparse_fake(operand)]
         elements = [self._elements_of(tensor) for tensor in sparse]
         known = [e for e in elements if e is not None]
@@ -165,8 +166,8 @@ class SparseFakes:
         if is_kept and known[0].values.is_contiguous():
             # While a mode is active, autograd copies a sparse gradient that it would
             # keep as it is in a training, if its values lie without gaps.
-            return self._register(tuple(sparse[0].shape), known[0])
-        return self._follow(func, args, kwargs, known)
+            return self._register_fake(tuple(sparse[0].shape), known[0])
+        return self._follow_elements(func, args, kwargs, known)
 
     def _elements_of(self, tensor: object) -> _Elements | None:
         if not _is_sparse_fake(tensor):
@@ -174,7 +175,7 @@ class SparseFakes:
         elements: _Elements | None = self._elements.get(tensor)
         return elements
 
-    def _make(self, args: Args, kwargs: Kwargs) -> Any:
+    def _make_sparse(self, args: Args, kwargs: Kwargs) -> Any:
         """Make a sparse fake of real indices and fake values."""
         _, _, shape, indices, values = args[:5]
         if isinstance(indices, FakeTensor) or not isinstance(values, FakeTensor):
@@ -187,7 +188,7 @@ class SparseFakes:
             tuple(shape),
             is_coalesced=bool(kwargs.get("is_coalesced")),
         )
-        return self._register(
+        return self._register_fake(
             tuple(shape), _Elements(stand_in, stand_in._indices(), values)
         )
 
@@ -207,9 +208,11 @@ class SparseFakes:
         shape = (int(named["num_weights"]), grad.shape[1])
         with self._fake:
             values = grad.new_empty((len(indices), grad.shape[1]))
-        return self._make((1, 1, shape, indices.reshape(1, -1), values), {})
+        return self._make_sparse((1, 1, shape, indices.reshape(1, -1), values), {})
 
-    def _register(self, shape: tuple[int, ...], elements: _Elements) -> torch.Tensor:
+    def _register_fake(
+        self, shape: tuple[int, ...], elements: _Elements
+    ) -> torch.Tensor:
         sparse_dim = elements.stand_in.sparse_dim()
         with self._fake:
             fake: torch.Tensor = _aten._sparse_coo_tensor_with_dims.default(
@@ -223,7 +226,7 @@ class SparseFakes:
         self._elements[fake] = elements
         return fake
 
-    def _follow(
+    def _follow_elements(
         self, func: OpOverload, args: Args, kwargs: Kwargs, known: list[_Elements]
     ) -> Any:
         """Run an operator on stand-ins, and give as many elements as that gives."""
@@ -271,7 +274,7 @@ class SparseFakes:
             self._elements[written] = elements
             return written
         shape = _shape_of(func, args, kwargs)
-        return self._register(shape, elements)
+        return self._register_fake(shape, elements)
 
     def _values_like(
         self, real_values: torch.Tensor, row_shape: tuple[int, ...], dtype: torch.dtype
@@ -281,14 +284,6 @@ class SparseFakes:
         with self._fake:
             whole = torch.empty((stored, *row_shape), dtype=dtype)
             return whole.narrow(0, 0, len(real_values))
-
-
-def _named(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Give the arguments of an operator by name, with those that have a default."""
-    arguments = func._schema.arguments
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    positional = {a.name: value for a, value in zip(arguments, args, strict=False)}
-    return defaults | positional | kwargs
 
 
 def _shape_of(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[int, ...]:
