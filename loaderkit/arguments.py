@@ -11,6 +11,7 @@ import operator
 import os
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -263,8 +264,11 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
     >>> suggest_name("batchsize", ["batch_size", "shuffle"])
     "did you mean 'batch_size'?"
+    >>> suggest_name("xylophone", {"shuffle", "batch_size"})
+    'it is one of batch_size, shuffle'
     """
-    names = list(known)
+    # The order of a set differs from process to process.
+    names = sorted(known) if isinstance(known, AbstractSet) else list(known)
     nearest = nearest_name(name, names)
     if nearest is not None:
         return f"did you mean {nearest!r}?"
