@@ -12,9 +12,10 @@ addresses that placement.py, pure, chooses in an address_space.py; gather.py, pu
 copies a batch of rows.  verify.py tells what is in there.
 
 storage.py says what is asked of a place where whole shards live that is not this
-machine: object_store.py is every file system of fsspec, folder_storage.py a slow disk,
-and remote.py opens them by URL.  mirror.py keeps their shards on local disk, leases.py
-says which ones are in use, mirrored_shards.py what this process has mapped, and
-download_ahead.py fetches what is read next.  transfer.py copies whole caches.  Tests of
-any storage are in loaderkit.testing.
+machine: object_store.py is every file system of fsspec, whose errors store_answers.py
+reads, folder_storage.py a slow disk, and remote.py opens them by URL, as
+remote_manifest.py does their manifests.  mirror.py keeps their shards on local disk,
+leases.py says which ones are in use, mirrored_shards.py what this process has mapped,
+and download_ahead.py fetches what is read next.  transfer.py copies whole caches.
+Tests of any storage are in loaderkit.testing.
 """

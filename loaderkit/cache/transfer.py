@@ -37,8 +37,11 @@ from loaderkit.cache.files import (
 )
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
-from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
+from loaderkit.cache.remote_manifest import (
+    find_remote_manifest,
+    load_remote_manifest,
+)
 from loaderkit.cache.storage import KeepsHistory, is_url
 from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
