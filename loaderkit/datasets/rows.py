@@ -105,8 +105,8 @@ def many_rows(index: object, count: int) -> Ints:
             message += f"{show_value(index)}."
             why = "texts are keys of samples, or name fields, which are asked for one "
             why += "at a time"
-            fix = "[dataset.row_of(key) for key in keys] are the rows of keys; "
-            fix += "dataset[name] is a field, dataset[name][key] what is within it"
+            fix = "dataset[name] for a field, dataset[name][key] for what is within "
+            fix += "it; of keys, dataset[[dataset.row_of(k) for k in keys]]"
         elif kind == "f":
             fix = "a share of the rows is a slice: [:0.8]"
         elif kind == "O":
