@@ -11,6 +11,7 @@ each one's docstring says what is inside:
 
     errors    LoaderkitError and those below it
     units     format_bytes, parse_bytes
+    testing   assert_same, and contracts for storages and columns of your own
     cache     write once, map many
     memory    readings, limits, who holds what, giving back
     datasets  samples that their reader owns

@@ -1,4 +1,5 @@
 from . import errors as errors
+from . import testing as testing
 from . import units as units
 from .budget.batch.assertions import assert_fits as assert_fits
 from .budget.batch.plan import plan_batch as plan_batch

@@ -11,6 +11,7 @@ import operator
 import os
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either, Setting
-from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS
+from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS, OPTIONS_ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -233,6 +234,9 @@ def refuse_keyword(
     if hint is not None:
         fix = hint.fix if hint.why else _with_value(hint.fix, value)
         return OptionError(message, why=hint.why or _OTHER_NAME, fix=fix)
+    elsewhere = OPTIONS_ELSEWHERE.get(name)
+    if elsewhere is not None:
+        return OptionError(message, why=elsewhere.why, fix=elsewhere.fix)
     own_names = [parameter for parameter in known if parameter != "self"]
     return OptionError(message, why=_NO_SUCH_NAME, fix=suggest_name(name, own_names))
 
@@ -260,8 +264,11 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
     >>> suggest_name("batchsize", ["batch_size", "shuffle"])
     "did you mean 'batch_size'?"
+    >>> suggest_name("xylophone", {"shuffle", "batch_size"})
+    'it is one of batch_size, shuffle'
     """
-    names = list(known)
+    # The order of a set differs from process to process.
+    names = sorted(known) if isinstance(known, AbstractSet) else list(known)
     nearest = nearest_name(name, names)
     if nearest is not None:
         return f"did you mean {nearest!r}?"

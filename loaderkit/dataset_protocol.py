@@ -9,7 +9,15 @@ nothing but speed.  Whoever wants to know something of a dataset asks them.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeGuard,
+    cast,
+    runtime_checkable,
+)
 
 import numpy as np
 import xxhash
@@ -255,7 +263,7 @@ def ask_identity(dataset: object) -> str | None:
     while type(dataset) is Subset:
         rows = _rows_of(dataset, rows)
         dataset = dataset.dataset
-    if type(dataset) is ConcatDataset:
+    if is_plain_concatenation(dataset):
         identities = [ask_identity(part) for part in dataset.datasets]
         known = [identity for identity in identities if identity is not None]
         if len(known) < len(identities):
@@ -269,6 +277,17 @@ def ask_identity(dataset: object) -> str | None:
     if rows is None:
         return identity
     return f"{identity}, rows {xxhash.xxh3_64_hexdigest(rows.tobytes())}"
+
+
+def is_plain_concatenation(dataset: object) -> TypeGuard[ConcatDataset[Any]]:
+    """Tell whether samples of torch's ``ConcatDataset`` are those of its parts.
+
+    A subclass of the user's may read others; ours has the same, and keys.
+    """
+    if not isinstance(dataset, ConcatDataset):
+        return False
+    module = type(dataset).__getitem__.__module__
+    return module == ConcatDataset.__module__ or module.startswith("loaderkit.")
 
 
 def ask_stored_rows(dataset: object) -> StoredRows | None:

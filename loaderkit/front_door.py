@@ -34,6 +34,10 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
     why, fix = "", "help(loaderkit) lists what there is"
     if name in DOOR:
         fix = DOOR[name].fix
+    elif _is_room(name):
+        why = "it is a room, and what is in it is imported from its files"
+        fix = f"from loaderkit.{name}.FILE import NAME; this error names the file "
+        fix += "where loaderkit.NAME is asked for"
     elif (module := defining_module(name)) is not None:
         why = "errors, results and options are in the rooms, not at the door"
         fix = f"from {module} import {name}"
@@ -41,6 +45,10 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
         fix = f"did you mean {nearest[0]!r}?"
     parts = [message, why and f"  why: {why}", f"  fix: {fix}"]
     return AttributeError("\n".join(filter(None, parts)), name=name)
+
+
+def _is_room(name: str) -> bool:
+    return name.isidentifier() and (_PACKAGE / name / "__init__.py").is_file()
 
 
 def defining_module(name: str) -> str | None:

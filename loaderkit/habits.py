@@ -45,6 +45,22 @@ _OF_RANKS = "the loader knows its rank, and trainers do not shard it again"
 _OF_ONE_GRAPH = "it samples from one graph; this loader joins many"
 _JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
 
+_DTYPES = "fields keep the dtypes that the samples have"
+_TENSORS_AS_TENSORS = "tensors are stored as tensors, arrays as arrays"
+
+_LENGTHS = (
+    "length lengths len seq_len seq_lens seqlen seq_length sequence_length "
+    "sequence_lengths rows frames steps words"
+)
+
+SIZE_NAMES: Mapping[str, frozenset[str]] = {
+    "tokens": frozenset(_LENGTHS.split()),
+    "nodes": frozenset({"atoms", "num_atoms", "vertices", "residues"}),
+    "edges": frozenset({"bonds", "num_bonds", "links"}),
+    "bytes": frozenset({"nbytes", "memory", "size", "size_in_bytes"}),
+}
+"""What other libraries and fields call the sizes of samples, by our name."""
+
 _BUILD_LOADER: Mapping[str, Hint] = {
     **_hints(
         "ragged pad_value padding pad_token_id",
@@ -71,9 +87,21 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     **_hints("num_replicas world num_ranks num_shards", Hint("world_size=2, rank=0")),
     **_hints("local_rank global_rank shard_id shard_index", Hint("rank=0")),
     "pin_memory_device": Hint('build_loader(dataset, "cuda", pin_memory=True)'),
-    **_hints("max_num mode max_num_nodes num_nodes max_atoms", Hint("max_nodes=1000")),
-    **_hints("max_num_edges num_edges", Hint("max_edges=10_000")),
-    **_hints("token_budget max_num_tokens max_length", Hint("max_tokens=10_000")),
+    **{
+        f"max_{prefix}{name}": Hint(f"max_{size}=10_000")
+        for size, names in SIZE_NAMES.items()
+        for name in (size, *names)
+        for prefix in ("", "num_", "n_", "total_")
+        if (prefix, name) != ("", size)
+    },
+    **_hints("max_num mode num_nodes", Hint("max_nodes=1000")),
+    "num_edges": Hint("max_edges=10_000"),
+    "token_budget": Hint("max_tokens=10_000"),
+    **_hints("dtype dtypes precision half", Hint("batch_transform=f", _DTYPES)),
+    **_hints(
+        "format output_format return_tensors", Hint("drop it", _TENSORS_AS_TENSORS)
+    ),
+    **_hints("filter filter_fn", Hint("build_loader(dataset.filter(f))", _BY_ROWS)),
     **_hints("skip_too_big", Hint('oversized="skip"')),
     **_hints("group_by_length length_column_name", Hint('bucket_by="tokens"')),
     **_hints(
@@ -328,6 +356,11 @@ _DATASET: Mapping[str, Hint] = {
     "log": Hint("drop it", "the bar is shown where a person looks"),
     **_hints("follow_batch exclude_keys", Hint("drop it", "the samples are no graphs")),
     **_hints("columns features", Hint("transform=lambda sample: ...", _OF_SAMPLES)),
+    **_hints("dtype dtypes precision half", Hint("transform=f", _DTYPES)),
+    **_hints(
+        "format output_format return_tensors", Hint("drop it", _TENSORS_AS_TENSORS)
+    ),
+    "filter": Hint("open_cache(path).filter(f)", _BY_ROWS),
     **_hints(
         "pad padding padding_value pad_token_id fill_value",
         Hint('pad_value=0, or pad_value={"labels": -100}'),
@@ -463,14 +496,71 @@ _TUNER = {
     "function": Hint("plan_batch(model, dataset, device)"),
 }
 
-KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
-    "build_loader": _BUILD_LOADER,
-    "pack": _PACK,
-    "extend": {
+_ADDED = "what is added is packed as the cache was, and comes behind what is there"
+_EXTEND: Mapping[str, Hint] = {
+    **{
         name: hint
         for name, hint in _PACK.items()
         if hint.fix.startswith(("workers", "shard_bytes"))
     },
+    **_hints(
+        "executor client pool ray dask cluster scheduler backend",
+        Hint(
+            "pack(more, other, executor=executor), then concat([cache, other], path)",
+            "samples are added by processes of this machine",
+        ),
+    ),
+    **_hints("overwrite force replace compression", Hint("drop it", _ADDED)),
+    **_hints(
+        "storage_options mirror mirror_bytes",
+        Hint("pull(url, folder), extend(folder, more), then push", _ADDED),
+    ),
+}
+
+_ALIKE = "shards are linked or copied as they are"
+
+_TABLE = 'pandas.read_{kind}({{path}}).to_dict("records")'
+
+FILE_READERS: Mapping[str, str] = {
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".bin"), "torch.load({path})"),
+    ".npy": "numpy.load({path})",
+    ".npz": "torch.utils.data.StackDataset(**numpy.load({path}))",
+    ".json": "json.load(open({path}))",
+    **dict.fromkeys(
+        (".jsonl", ".ndjson"), "[json.loads(line) for line in open({path})]"
+    ),
+    **dict.fromkeys((".csv", ".tsv", ".txt"), _TABLE.format(kind="csv")),
+    ".parquet": _TABLE.format(kind="parquet"),
+    **dict.fromkeys((".feather", ".arrow"), _TABLE.format(kind="feather")),
+    **dict.fromkeys((".pkl", ".pickle"), 'pickle.load(open({path}, "rb"))'),
+    ".tar": "webdataset.WebDataset({path}, shardshuffle=False)",
+    ".safetensors": "torch.utils.data.StackDataset(**load_file({path}))",
+}
+"""Code that makes samples of a file, by the end of its name."""
+
+
+def reader_of(path: str) -> str:
+    """Write how the samples of a file of another format are read.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Code; empty where the end of its name says nothing.
+
+    >>> reader_of("runs/a.npy"), reader_of("runs/a.lk"), reader_of("a.PT")
+    ("numpy.load('runs/a.npy')", '', "torch.load('a.PT')")
+    """
+    name = path.replace("\\", "/").rpartition("/")[2]
+    _, dot, ending = name.rpartition(".")
+    code = FILE_READERS.get(f"{dot}{ending}".lower(), "")
+    return code.replace("{path}", repr(path))
+
+
+KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
+    "build_loader": _BUILD_LOADER,
+    "pack": _PACK,
+    "extend": _EXTEND,
     "open_cache": _DATASET,
     "SafeDataset": _DATASET,
     "SafeGraphDataset": _GRAPH_DATASET,
@@ -501,6 +591,10 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
             ),
         ),
         **_hints("info split", Hint("drop it", _NO_SPLITS)),
+        **_hints(
+            "workers num_workers executor shard_bytes compression track_files spans",
+            Hint("drop it; pack(one_cache, path, ...) packs anew", _ALIKE),
+        ),
     },
     "push": {
         **_hints(
@@ -550,6 +644,50 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
 }
 """By function or class, by keyword."""
 
+_HOMES = (
+    (
+        "build_loader(dataset, {}=...)",
+        """
+        num_workers pin_memory persistent_workers prefetch_factor in_order
+        multiprocessing_context read_ahead batch_size max_nodes max_edges max_bytes
+        max_tokens oversized bucket_by buckets shuffle seed generator drop_last
+        sampler batch_sampler rank world_size timeout collate_fn batch_transform
+        worker_init_fn probe
+        """,
+    ),
+    (
+        "open_cache(path, {}=...)",
+        """
+        transform classes unknown_classes checksums ragged pad_value follow_batch
+        exclude_keys
+        """,
+    ),
+    ('open_cache("s3://bucket/name", {}=...)', "storage_options mirror mirror_bytes"),
+    (
+        "pack(samples, path, {}=...)",
+        "workers compression shard_bytes overwrite track_files executor spans",
+    ),
+    ("SafeDataset({}=...), of your class", "raw cache packing"),
+    ("build_loader(dataset, {})", "device"),
+    ("LeakDetector({}=...)", "warmup on_leak every tolerance"),
+    ("assert_no_leak({})", "function"),
+    (
+        "plan_batch(model, dataset, device, {}=...)",
+        "optimizer autocast loss epochs limit margin",
+    ),
+    ("estimate_step(model, batch, {}=...)", "target"),
+    ("estimate_step(model, batch)", "model batch"),
+    ("assert_fits(model, batch, limit, {}=...)", "snapshot rise"),
+)
+"""Calls of ours, each with options that it has."""
+
+OPTIONS_ELSEWHERE: Mapping[str, Hint] = {
+    name: Hint(call.format(name), f"{call.partition('(')[0]} has it")
+    for call, names in _HOMES
+    for name in names.split()
+}
+"""What is said of an option of ours where another call was given it."""
+
 CALL_HINTS: Mapping[str, Hint] = {
     "release": Hint(
         "del model; loaderkit.release()",
@@ -575,6 +713,37 @@ CALL_HINTS: Mapping[str, Hint] = {
     "estimate_step": Hint("estimate_step(model, batch)"),
 }
 """What a function is called with, by function: for calls that it does not take."""
+
+_IN_PYTHON = "it is a function of Python: loaderkit.{}"
+
+COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("concat", "concatenate", "merge", "join", "cat"),
+        _IN_PYTHON.format('concat(["day1.lk", "day2.lk"], "both.lk")'),
+    ),
+    **dict.fromkeys(
+        ("extend", "append", "add"), _IN_PYTHON.format('extend("a.lk", samples)')
+    ),
+    **dict.fromkeys(
+        ("compact", "repack", "rechunk", "reshard", "optimize"),
+        _IN_PYTHON.format('pack(loaderkit.open_cache("a.lk"), "a.lk", overwrite=True)'),
+    ),
+    **dict.fromkeys(
+        ("load", "loader", "build-loader", "build_loader", "train"),
+        _IN_PYTHON.format('build_loader(loaderkit.open_cache("a.lk"), batch_size=32)'),
+    ),
+    **dict.fromkeys(("info", "show", "ls", "list", "stat", "open"), "use 'inspect'"),
+    **dict.fromkeys(("check", "validate", "fsck", "hash"), "use 'verify'"),
+    **dict.fromkeys(("upload", "export"), "use 'push'"),
+    **dict.fromkeys(("download", "fetch", "import", "clone"), "use 'pull'"),
+    **dict.fromkeys(("create", "build", "convert", "make", "prepare"), "use 'pack'"),
+    **dict.fromkeys(("run", "monitor", "leaks", "leak", "profile"), "use 'watch'"),
+    **dict.fromkeys(("diagnose", "oom", "why"), "use 'explain'"),
+    **dict.fromkeys(("estimate", "fit", "batch", "predict"), "use 'plan'"),
+    **dict.fromkeys(("env", "environment", "system", "debug"), "use 'doctor'"),
+    **dict.fromkeys(("example", "tutorial", "try", "bench"), "use 'demo'"),
+}
+"""What to say of a command that the command line does not have."""
 
 DEVICES: Mapping[str, str] = {
     **dict.fromkeys(("gpu", "gpus", "nvidia", "rocm", "amd"), "cuda"),
@@ -644,19 +813,6 @@ _SIZES: Mapping[str, Hint] = {
     **_hints("max largest", Hint("sizes.bytes.max()")),
 }
 
-_LENGTHS = (
-    "length lengths len seq_len seq_lens seqlen seq_length sequence_length "
-    "sequence_lengths rows frames steps words"
-)
-
-SIZE_NAMES: Mapping[str, frozenset[str]] = {
-    "tokens": frozenset(_LENGTHS.split()),
-    "nodes": frozenset({"atoms", "num_atoms", "vertices", "residues"}),
-    "edges": frozenset({"bonds", "num_bonds", "links"}),
-    "bytes": frozenset({"nbytes", "memory", "size", "size_in_bytes"}),
-}
-"""What other libraries and fields call the sizes of samples, by our name."""
-
 ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
     "HasPage": _RESULT,
     "StepEstimate": {
@@ -712,6 +868,26 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
                 "trainers call callbacks, and a detector is called by one",
             ),
         ),
+    },
+    "LeakCallback": {
+        **_hints(
+            "on_init_end on_train_begin on_epoch_begin on_epoch_end on_step_begin "
+            "on_step_end on_substep_end on_log on_save on_evaluate on_predict",
+            Hint(
+                "from loaderkit.integrations.transformers import LeakCallback",
+                "this one is for Lightning's Trainer",
+            ),
+        ),
+        **_hints(
+            "setup teardown state_key state_dict load_state_dict on_fit_start "
+            "on_fit_end on_train_start on_train_batch_end on_train_epoch_end "
+            "on_sanity_check_start on_exception",
+            Hint(
+                "from loaderkit.integrations.lightning import LeakCallback",
+                "this one is for Hugging Face's Trainer",
+            ),
+        ),
+        **_hints("leaking result verdict", Hint("callback.report.leaking")),
     },
     "MemoryMeter": {
         **_hints("start stop", Hint("with MemoryMeter() as meter: ...")),
@@ -784,12 +960,20 @@ DOOR: Mapping[str, Hint] = {
     ),
     **_hints("append add add_samples", Hint("loaderkit.extend(path, samples)")),
     **_hints(
+        "compact repack rechunk reshard defragment vacuum consolidate recompress",
+        Hint("loaderkit.pack(loaderkit.open_cache(path), path, overwrite=True)"),
+    ),
+    **_hints(
+        "split random_split train_test_split",
+        Hint("loaderkit.open_cache(path).train_test_split(0.1)"),
+    ),
+    **_hints(
         "empty_cache gc clear_memory free_memory collect garbage_collect",
         Hint("loaderkit.release()"),
     ),
     **_hints(
         "concatenate merge concatenate_datasets ConcatDataset interleave_datasets",
-        Hint("loaderkit.concat(caches, path)"),
+        Hint("loaderkit.concat(caches, path), or one + other where they are"),
     ),
     **_hints(
         "doctor check_env collect_env",
@@ -821,6 +1005,10 @@ NUMBERS: Mapping[str, str] = {
 _ONE_AFTER_THE_OTHER = "batches are made one after the other"
 
 OPERATORS: Mapping[str, Mapping[str, Hint]] = {
+    "KeyedConcatDataset": {
+        "*": Hint("torch.utils.data.ConcatDataset([dataset] * 2)", _BY_ROWS),
+        **_hints("+ |", Hint("dataset + other, of two datasets", _BY_ROWS)),
+    },
     "BaseDataset": {
         "*": Hint("torch.utils.data.ConcatDataset([dataset] * 2)", _BY_ROWS),
         **_hints(

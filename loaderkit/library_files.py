@@ -1,10 +1,12 @@
-"""Whose code is a file: a library's, loaderkit's own, or the user's?"""
+"""Whose code is it: a library's, loaderkit's own, or the user's?"""
 
 from __future__ import annotations
 
 import functools
+import sys
 import sysconfig
 import traceback
+import types
 from pathlib import Path
 
 _INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
@@ -79,3 +81,22 @@ def is_own_file(file: str) -> bool:
         Whether it lies in the package.
     """
     return Path(file).is_relative_to(_OWN_FOLDER)
+
+
+def is_users_code(value: object) -> bool:
+    """Tell whether a function or a class is the user's, and not a library's."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if module is None or not callable(value):
+        # A function without a module was made by ``exec`` or typed at a prompt.
+        return callable(value) and isinstance(value, types.FunctionType)
+    return is_users_module(module)
+
+
+def is_users_module(module: types.ModuleType) -> bool:
+    """Tell whether a module is neither a library's, nor Python's, nor ours."""
+    if module.__name__.partition(".")[0] in {"loaderkit", *sys.builtin_module_names}:
+        return False
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return True
+    return not is_library_file(file)

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaderkit.arguments import DEFINE_READ_ALL, IMPORT_ASYNCIO, with_article
+from loaderkit.habits import reader_of
 from loaderkit.pyg import import_pyg, is_pyg_data
 from loaderkit.units import count_of
 
@@ -54,6 +55,9 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     if isinstance(given, str | bytes | os.PathLike):
         path = os.fsdecode(given)
         what = f"A path is no dataset: {given!r}."
+        if reader := reader_of(path):
+            why = "its letters are no samples; the file may have some"
+            return Mistake(what, why, reader)
         why = "its letters are no samples; what reads it is one"
         return Mistake(what, why, f"loaderkit.open_cache({path!r})")
     what = f"{with_article(name)} is no dataset."

@@ -42,8 +42,17 @@ from loaderkit.errors import (
     NoSuchAttributeError,
     OptionError,
 )
-from loaderkit.front_door import defining_module
-from loaderkit.habits import CALL_HINTS, DEVICES, DOOR, KEYWORDS, LOADER, SIZE_NAMES
+from loaderkit.front_door import defining_module, no_such_name
+from loaderkit.habits import (
+    CALL_HINTS,
+    DEVICES,
+    DOOR,
+    FILE_READERS,
+    KEYWORDS,
+    LOADER,
+    SIZE_NAMES,
+    reader_of,
+)
 from loaderkit.loader.options import LoaderOptions
 
 MODEL = torch.nn.Linear(1, 1)
@@ -108,6 +117,30 @@ def test_the_value_goes_with_the_name_where_it_can_be_meant():
 
     assert device.value.fix == "target='mps'"
     assert mode.value.fix == "max_nodes=1000"
+
+
+FIRST_ARGUMENTS = {"dataset", "more", "name", "path", "source"}
+"""What is passed by position, and stands for many things."""
+OPTIONS_OF_ALL = set().union(*map(keywords_of, CALLS)) - FIRST_ARGUMENTS
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_option_of_another_call_of_ours_is_answered_with_who_has_it(name):
+    for keyword in OPTIONS_OF_ALL - keywords_of(name) - {*KEYWORDS[name]}:
+        answer = error_of_keyword(name, keyword)
+
+        call = answer.why.removesuffix(" has it")
+        assert answer.fix.startswith(f"{call}("), (keyword, answer)
+        names = {"open_cache": "SafeDataset"}.get(call, call)
+        assert keyword in keywords_of(names) | keywords_of("SafeGraphDataset")
+
+
+@pytest.mark.parametrize("size", sorted(SIZE_NAMES))
+def test_a_limit_by_another_name_of_a_size_is_answered_with_ours(size):
+    # max_steps is a trainer's, of epochs.
+    for name in SIZE_NAMES[size] - {size, "steps"}:
+        answer = error_of_keyword("build_loader", f"max_{name}")
+        assert answer.fix == f"max_{size}=3"
 
 
 def long_keywords_of(name):
@@ -680,3 +713,195 @@ def test_the_length_of_samples_is_their_tokens(tmp_path):
 
     with pytest.raises(LoaderError, match="did you mean 'tokens'"):
         build_loader(dataset, batch_size=2, bucket_by="length", shuffle=True)
+
+
+# ---- functions of the user's that answer nothing
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "return True or False"),
+        (torch.tensor([True, False]), "or .any()"),
+        (np.array([True, False]), "or .any()"),
+    ],
+    ids=["nothing", "tensor", "array"],
+)
+def test_a_filter_that_says_neither_yes_nor_no_is_told(dataset, answer, words):
+    with pytest.raises(OptionError) as raised:
+        dataset.filter(lambda _: answer)
+
+    assert "for row 0" in raised.value.what
+    assert words in raised.value.fix
+
+
+@pytest.mark.parametrize("answer", [1, torch.tensor(True), np.True_, "yes", [0]])
+def test_a_filter_takes_whatever_python_takes_for_true(dataset, answer):
+    assert len(dataset.filter(lambda _: answer)) == len(dataset)
+
+
+def test_a_transform_that_returns_nothing_is_told_where_samples_are_joined(tmp_path):
+    pack([{"x": torch.ones(2)}] * 4, tmp_path / "a.lk", workers=0)
+    forgotten = open_cache(tmp_path / "a.lk", transform=lambda _: None)
+
+    for join in (
+        lambda: forgotten.batch([0, 1]),
+        lambda: next(iter(build_loader(forgotten, batch_size=2, num_workers=0))),
+    ):
+        with pytest.raises(DatasetError) as raised:
+            join()
+        assert raised.value.fix.startswith("return the sample")
+
+    by_hand = build_loader(forgotten, batch_size=2, collate_fn=len, num_workers=0)
+    assert list(by_hand) == [2, 2]  # it may leave out what is None
+
+
+def test_a_transform_that_fails_is_what_is_to_be_mended(tmp_path):
+    pack([{"x": torch.ones(2)}] * 4, tmp_path / "a.lk", workers=0)
+
+    def divide(sample):
+        return sample["lenght"]
+
+    broken = open_cache(tmp_path / "a.lk", transform=divide)
+    with pytest.raises(LoaderError, match=r"mend .*divide, or this sample"):
+        next(iter(build_loader(broken, batch_size=2, num_workers=0, probe=False)))
+
+
+UNLIKE = {
+    "lengths": ([{"x": torch.ones(1)}, {"x": torch.ones(2)}], "['x'] has shapes [1]"),
+    "a key": ([{"x": 1, "y": 2}, {"x": 1}], "['y'] is not in all samples"),
+    "kinds": ([{"x": 1}, torch.ones(1)], "some samples are a dict, others a Tensor"),
+    "lists": ([{"x": [1]}, {"x": [1, 2]}], "['x'] has 1 items in one sample and 2"),
+    "deep": (
+        [({"x": 1},), ({"x": "a"},)],
+        "[0]['x'] is an int in one sample and a str",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_why_samples_are_not_joined_is_said_by_their_field(name):
+    samples, words = UNLIKE[name]
+
+    with pytest.raises(LoaderError) as raised:
+        next(iter(build_loader(samples, batch_size=2, num_workers=0, probe=False)))
+
+    assert raised.value.why.startswith(words)
+
+
+# ---- files of other formats, and fields within fields
+
+
+@pytest.mark.parametrize("ending", FILE_READERS)
+def test_a_file_of_another_format_is_answered_with_what_reads_it(ending, tmp_path):
+    path = tmp_path / f"data{ending}"
+    path.touch()
+    reader = reader_of(str(path))
+
+    for call in (
+        lambda: pack(path, tmp_path / "a.lk"),
+        lambda: open_cache(path),
+        lambda: build_loader(path),
+    ):
+        with pytest.raises(LoaderkitError) as raised:
+            call()
+        assert reader in raised.value.fix
+        assert compile(reader, "fix", "eval")
+
+
+def test_arrays_in_a_file_are_packed_by_the_advice(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.arange(3))
+    np.save(tmp_path / "a.npy", np.ones((4, 2)))
+
+    names = {"numpy": np, "torch": torch}
+    packed = {
+        ending: pack(
+            eval(reader_of(str(tmp_path / f"a{ending}")), names),
+            tmp_path / f"a{ending}.lk",
+            workers=0,
+        )
+        for ending in (".npz", ".npy")
+    }
+
+    assert packed[".npz"][2]["y"] == 2
+    assert packed[".npy"][3].tolist() == [1, 1]
+
+
+def test_a_path_into_a_sample_is_answered_with_brackets(tmp_path):
+    sample = {"meta": {"seed": 3, "deep": {"x": torch.ones(1)}}}
+    dataset = pack([sample] * 2, tmp_path / "a.lk", workers=0)
+
+    for path in ("meta.seed", "meta/deep/x"):
+        with pytest.raises(DatasetError) as raised:
+            dataset[path]
+        assert len(eval(raised.value.fix, {"dataset": dataset})) == 2
+
+
+def test_texts_in_the_place_of_rows_are_keys_or_fields(dataset):
+    for rows in (["a", "b"], ("meta", "seed"), np.array(["a"])):
+        with pytest.raises(TypeError) as raised:
+            dataset.batch(rows)
+        assert "got texts" in raised.value.what
+        assert "row_of" in raised.value.fix
+
+
+def test_a_part_that_a_split_lacks_is_told(dataset):
+    split = dataset.train_test_split(0.5, seed=0)
+
+    with pytest.raises(KeyError, match="its parts are 'train' and 'test'"):
+        split["validation"]
+    assert split.get("validation") is None
+    assert list(split) == ["train", "test"]
+
+
+def test_a_pad_value_for_a_list_of_numbers_is_refused(tmp_path):
+    lists = [{"tokens": list(range(n)), "n": n} for n in (1, 3)]
+    pack(lists, tmp_path / "a.lk", workers=0)
+
+    assert open_cache(tmp_path / "a.lk", pad_value={"n": -1}).batch([0, 1])
+    padded = open_cache(tmp_path / "a.lk", pad_value={"tokens": -1})
+    with pytest.raises(DatasetError, match="a list of numbers stays a list"):
+        padded.batch([0, 1])
+
+
+# ---- rooms
+
+
+ROOMS = ["budget", "cache", "cli", "datasets", "integrations", "leaks", "loader"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_that_is_not_imported_is_told(room):
+    error = str(no_such_name(room, loaderkit.__all__))
+
+    assert f"from loaderkit.{room}.FILE import NAME" in error
+
+
+def test_what_tests_of_users_need_is_at_the_door():
+    loaderkit.testing.assert_same(torch.ones(1), torch.ones(1))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("lightning")
+@pytest.mark.needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+def test_a_callback_of_another_trainer_is_answered_with_the_right_one():
+    from lightning.pytorch import Callback
+    from transformers import TrainerCallback
+
+    from loaderkit.integrations import lightning, transformers
+
+    events = {
+        kind: {name for name in dir(kind) if name.startswith("on_")}
+        for kind in (Callback, TrainerCallback)
+    }
+    callbacks = {
+        Callback: (lightning.LeakCallback(), "transformers"),
+        TrainerCallback: (transformers.LeakCallback(), "lightning"),
+    }
+    asked_first = {Callback: "on_init_end", TrainerCallback: "state_key"}
+    for kind, (callback, other) in callbacks.items():
+        assert isinstance(callback, kind)
+        assert all(hasattr(callback, name) for name in events[kind])
+        with pytest.raises(AttributeError, match=f"integrations.{other} import"):
+            getattr(callback, asked_first[kind])

@@ -58,13 +58,13 @@ class Remedy:
     """With what the planner estimates the step again; None if no estimate shows it."""
 
 
-def _on(*names: str) -> frozenset[str]:
+def _any_of(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
 # Backends that have memory of their own.
-_CARDS = _on("cuda", "hip", "xpu", "npu", "mps")
-_MPS = _on("mps")
+_CARDS = _any_of("cuda", "hip", "xpu", "npu", "mps")
+_MPS = _any_of("mps")
 
 REMEDIES = (
     # free: nothing about the training changes
@@ -80,51 +80,51 @@ REMEDIES = (
         "free",
         "end the other processes on this device, or choose another one",
         "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
-        _on("held by others"),
+        _any_of("held by others"),
     ),
     Remedy(
         "expandable segments",
         "free",
         "let the allocator join its free pieces",
         "PYTORCH_ALLOC_CONF=expandable_segments:True python train.py",
-        _on("fragmentation"),
-        _on("cuda"),
+        _any_of("fragmentation"),
+        _any_of("cuda"),
     ),
     Remedy(
         "fewer sizes",
         "free",
         "make batches of similar sizes, so that freed blocks fit again",
         'build_loader(dataset, device, max_nodes=..., bucket_by="nodes")',
-        _on("fragmentation", "held by others"),
-        _on("hip", "xpu", "npu", "mps", "cuda"),
+        _any_of("fragmentation", "held by others"),
+        _any_of("hip", "xpu", "npu", "mps", "cuda"),
     ),
     Remedy(
         "wrong size",
         "free",
         "look for the tensor this is: a wrong dimension order or a broadcast [N, N]",
         'with loaderkit.MemoryMeter("cuda"): ...',
-        _IMPOSSIBLE | _on("garbage size"),
+        _IMPOSSIBLE | _any_of("garbage size"),
     ),
     Remedy(
         "driver",
         "free",
         "there is memory: look at the driver's or the platform's limit on one block",
         "loaderkit doctor",
-        _on("platform limit"),
+        _any_of("platform limit"),
     ),
     Remedy(
         "software limit",
         "free",
         "a limit was set below the device's capacity: raise it",
         "torch.cuda.set_per_process_memory_fraction(1.0)",
-        _on("software limit"),
+        _any_of("software limit"),
     ),
     Remedy(
         "graph cache",
         "free",
         "cap the number of distinct shapes: each keeps a compiled graph on MPS",
         'build_loader(dataset, "mps", max_nodes=..., bucket_by="nodes")',
-        _on("held by others"),
+        _any_of("held by others"),
         _MPS,
     ),
     Remedy(
@@ -132,70 +132,70 @@ REMEDIES = (
         "free",
         "give the container more /dev/shm, or keep fewer batches in flight",
         "docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)",
-        _on("shm"),
+        _any_of("shm"),
     ),
     Remedy(
         "mappings",
         "free",
         "send a batch as one block instead of one mapping a tensor, or allow more",
         "build_loader(dataset, device); sudo sysctl vm.max_map_count=1048576",
-        _on("map count"),
+        _any_of("map count"),
     ),
     Remedy(
         "file descriptors",
         "free",
         "send a batch as one block instead of one descriptor a tensor, or allow more",
         "build_loader(dataset, device); ulimit -n 65536",
-        _on("fds"),
+        _any_of("fds"),
     ),
     Remedy(
         "page file",
         "free",
         "use fewer workers (each loads the DLLs again), or enlarge the page file",
         "build_loader(dataset, device, num_workers=0)",
-        _on("pagefile"),
+        _any_of("pagefile"),
     ),
     Remedy(
         "fork",
         "free",
         "start workers before the process is large, or use fewer",
         "build_loader(dataset, device, num_workers=0)",
-        _on("fork"),
+        _any_of("fork"),
     ),
     Remedy(
         "the kernel's reason",
         "free",
         "make sure that it was the out-of-memory killer",
         "dmesg | grep -i 'killed process'; loaderkit watch train.py",
-        _on("killed"),
+        _any_of("killed"),
     ),
     Remedy(
         "fewer workers",
         "free",
         "each worker holds its own batches and copies of the dataset's objects",
         "build_loader(dataset, device); print(loader.plan)",
-        _on("killed", "host shortage"),
+        _any_of("killed", "host shortage"),
     ),
     Remedy(
         "cache the dataset",
         "free",
         "read samples from mapped files instead of holding them in memory",
         "loaderkit.pack(dataset, 'data.lk'); dataset = loaderkit.open_cache('data.lk')",
-        _on("killed", "host shortage", "fork"),
+        _any_of("killed", "host shortage", "fork"),
     ),
     Remedy(
         "do not pin",
         "free",
         "pinned memory is host memory; without it copies are only slower",
         "build_loader(dataset, device, pin_memory=False)",
-        _on("pinned"),
+        _any_of("pinned"),
     ),
     Remedy(
         "ask again with the cause",
         "free",
         "the text does not say: read free memory right before it fails",
         "print(loaderkit.read_memory('cuda'))",
-        _on("unclear"),
+        _any_of("unclear"),
     ),
     # equal results
     Remedy(
@@ -211,7 +211,7 @@ REMEDIES = (
         "equal results",
         "bound the nodes of a batch: its largest one decides, not the usual one",
         "build_loader(dataset, device, max_nodes=...)",
-        _DEVICE | _on("killed", "host shortage"),
+        _DEVICE | _any_of("killed", "host shortage"),
     ),
     Remedy(
         "checkpointing",
@@ -227,7 +227,7 @@ REMEDIES = (
         "update in one kernel, without copies of every parameter",
         "torch.optim.AdamW(model.parameters(), fused=True)",
         _SHORT,
-        _CARDS | _on("cpu"),
+        _CARDS | _any_of("cpu"),
         StepChange(optimizer="fused"),
     ),
     Remedy(

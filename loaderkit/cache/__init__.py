@@ -3,7 +3,8 @@
 Read layout.py first: it is pure, and says what a cache directory holds; so are
 shard_table.py, which holds what is known of all shards, and manifest.py.  columns.py
 collects samples into the columns of a shard; hdf5.py lays a shard out and writes it;
-build.py makes whole caches that survive kill -9.
+build.py makes whole caches that survive kill -9, with what build_notes.py keeps of each
+shard, in a folder that build_folder.py makes, checks and locks.
 
 store.py opens one.  shards.py hashes, maps and watches its files; column_reader.py
 reads a column from all of them, in column_parts.py whose shards are one array, at the
@@ -11,9 +12,10 @@ addresses that placement.py, pure, chooses in an address_space.py; gather.py, pu
 copies a batch of rows.  verify.py tells what is in there.
 
 storage.py says what is asked of a place where whole shards live that is not this
-machine: object_store.py is every file system of fsspec, folder_storage.py a slow disk,
-and remote.py opens them by URL.  mirror.py keeps their shards on local disk, leases.py
-says which ones are in use, mirrored_shards.py what this process has mapped, and
-download_ahead.py fetches what is read next.  transfer.py copies whole caches.  Tests of
-any storage are in loaderkit.testing.
+machine: object_store.py is every file system of fsspec, whose errors store_answers.py
+reads, folder_storage.py a slow disk, and remote.py opens them by URL, as
+remote_manifest.py does their manifests.  mirror.py keeps their shards on local disk,
+leases.py says which ones are in use, mirrored_shards.py what this process has mapped,
+and download_ahead.py fetches what is read next.  transfer.py copies whole caches.
+Tests of any storage are in loaderkit.testing.
 """

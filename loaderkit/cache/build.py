@@ -13,26 +13,37 @@ deleted, so that what a user keeps in the folder stays.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
-import os
 import shutil
-import time
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import filelock
 import xxhash
 
+from loaderkit.cache.build_folder import (
+    LOCK,
+    OBSOLETE,
+    PACKER,
+    PLAN,
+    folder_lock,
+    make_build_folder,
+    make_or_check_folder,
+)
+from loaderkit.cache.build_notes import (
+    FinishedShard,
+    is_note,
+    note_as_json,
+    note_file,
+    note_numbers,
+    read_build_json,
+    read_note,
+)
 from loaderkit.cache.durable import (
-    NOT_ALLOWED,
     is_folder,
     link_or_copy,
-    make_folders,
-    not_written,
     publish,
     remove,
     sync_folder,
@@ -46,9 +57,6 @@ from loaderkit.cache.files import (
     check_size,
     exists,
     find_manifest,
-    opened,
-    read_bounded,
-    unreadable,
 )
 from loaderkit.cache.hdf5 import write_shard
 from loaderkit.cache.layout import (
@@ -57,13 +65,12 @@ from loaderkit.cache.layout import (
     WRITTEN_SUFFIX,
     Shard,
     is_cache_file_name,
-    shard_from,
     shard_name,
     sources_name,
+    written_marker_name,
 )
-from loaderkit.cache.lock_files import take_lock, write_holder
+from loaderkit.cache.lock_files import write_holder
 from loaderkit.cache.manifest import (
-    FORMAT,
     Manifest,
     SourceFiles,
     generation_of,
@@ -74,35 +81,11 @@ from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from loaderkit.cache.columns import ShardBuffer
 
 _LOG = logging.getLogger("loaderkit")
-_PLAN = "plan.json"
-_OBSOLETE = "obsolete.json"
-"""Which files the manifest that comes next makes needless, and its generation."""
-_MAX_NOTE_BYTES = 1 << 30
-"""What is larger was not written by a build, and would fill the memory.  Chosen."""
-_LOCK = ".lock"
-_SOFT_LOCK = ".lock-soft"
-_PACKER = "packer.partial"
-"""Says who holds the lock.  Where its packer is killed, it goes with the parts of files
-that lie there too."""
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""What file systems without locks answer when they are asked for one."""
-_SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
-"""What file systems and desktops put into folders that a person finds empty."""
-
-
-@dataclass(frozen=True)
-class FinishedShard:
-    """A shard that is written, and what must hold for a later run to keep it."""
-
-    shard: Shard
-    state: Mapping[str, Any]
-    """What the builder had learned when it was finished; JSON."""
-    evidence: Mapping[str, Any]
-    """What shows that the source still holds its samples; JSON, for the builder."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +126,7 @@ class ShardWriter:
         """
 
         def make_note(shard: Shard) -> str:
-            return _note_as_json(FinishedShard(shard, state, evidence))
+            return note_as_json(FinishedShard(shard, state, evidence))
 
         return write_shard(
             buffer,
@@ -163,7 +146,7 @@ class ShardWriter:
         Raises:
             CacheError: The note cannot be read.
         """
-        return _read_note(self.path / BUILDING, number)
+        return read_note(self.path / BUILDING, number)
 
 
 @dataclass
@@ -213,9 +196,9 @@ class Build:
         Raises:
             CacheError: The note cannot be read, or is not the one that was written.
         """
-        finished = _read_note(self.folder, number)
+        finished = read_note(self.folder, number)
         if finished is None:
-            message = f"{_note_file(self.folder, number)} is gone, or was changed."
+            message = f"{note_file(self.folder, number)} is gone, or was changed."
             why = "something else than this run has written to the folder"
             raise CacheError(message, why=why, fix="run the same again")
         return finished
@@ -319,8 +302,8 @@ class Build:
             self.note_written(adopted.file)
         # Its name appears behind the note, which a later run holds against the file.
         write_text(
-            _note_file(self.folder, number),
-            _note_as_json(FinishedShard(adopted, state={}, evidence={})),
+            note_file(self.folder, number),
+            note_as_json(FinishedShard(adopted, state={}, evidence={})),
             partial=self.folder / "note.partial",
         )
         with writing(target):
@@ -407,7 +390,7 @@ class Build:
         Raises:
             OSError: It cannot be noted.
         """
-        (self.folder / f"{name}{WRITTEN_SUFFIX}").touch()
+        (self.folder / written_marker_name(name)).touch()
 
     def put_in_place(self, manifest: Manifest, text: str) -> None:
         """Have the manifest appear, and delete what it makes needless.
@@ -422,7 +405,7 @@ class Build:
         obsolete = _files_of_manifest(self.path) | _written_shards(self.folder)
         obsolete -= set(manifest.files)
         write_text(
-            self.folder / _OBSOLETE,
+            self.folder / OBSOLETE,
             json.dumps({"generation": manifest.generation, "files": sorted(obsolete)}),
             partial=self.folder / "note.partial",
         )
@@ -471,8 +454,8 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
     Raises:
         CacheError: The folder cannot be written, or holds something else.
     """
-    _make_or_check_folder(path)
-    with _folder_lock(path):
+    make_or_check_folder(path)
+    with folder_lock(path):
         if exists(path / MANIFEST) and not overwrite:
             _try_to_finish_commit(path)
             yield None
@@ -480,15 +463,15 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
         build = Build(path)
         with writing(path):
             finish_commit(path)
-            _make_build_folder(build.folder)
+            make_build_folder(build.folder)
             _remove_unfinished_files(build.folder)
-        write_holder(build.folder / _PACKER)
+        write_holder(build.folder / PACKER)
         try:
             yield build
         finally:
             # Before the lock goes: behind it, the note would be the next packer's.
             with contextlib.suppress(OSError):
-                (build.folder / _PACKER).unlink()
+                (build.folder / PACKER).unlink()
 
 
 def finish_commit(path: Path) -> None:
@@ -506,7 +489,7 @@ def finish_commit(path: Path) -> None:
     folder = path / BUILDING
     if not is_folder(folder):
         return
-    obsolete = _read_json(folder / _OBSOLETE)
+    obsolete = read_build_json(folder / OBSOLETE)
     manifest = find_manifest(path) if isinstance(obsolete, dict) else None
     if manifest is None or manifest.generation != obsolete.get("generation"):
         if not any(folder.iterdir()):  # killed right before the last step
@@ -532,7 +515,7 @@ def finish_killed_commit(path: Path) -> None:
     reasons_to_wait = (OSError, CacheError, NotImplementedError, filelock.Timeout)
     with contextlib.suppress(*reasons_to_wait):
         if is_folder(path / BUILDING) and exists(path / MANIFEST):
-            with filelock.FileLock(path / _LOCK, timeout=0):
+            with filelock.FileLock(path / LOCK, timeout=0):
                 finish_commit(path)
 
 
@@ -576,7 +559,7 @@ def _adopt_or_drop_finished_shards(build: Build) -> None:
 
 def _keep_intact_or_drop(build: Build) -> list[int]:
     """Keep what an earlier run of the same plan finished, in any order."""
-    numbers = _note_numbers(build.folder)
+    numbers = note_numbers(build.folder)
     intact: list[int] = []
     if _has_plan_of(build):
         intact = [number for number in numbers if _is_intact(build, number)]
@@ -596,24 +579,24 @@ def _delete_unnamed_shards(path: Path) -> None:
     """Delete shards that a task wrote, and whose note a later task has replaced."""
     folder = path / BUILDING
     named = _files_of_manifest(path)
-    for number in _note_numbers(folder):
-        finished = _read_note(folder, number)
+    for number in note_numbers(folder):
+        finished = read_note(folder, number)
         if finished is not None:
             named.add(finished.shard.file)
     for name in _written_shards(folder) - named:
         if is_cache_file_name(name):
             remove(path / name)
-        remove(folder / f"{name}{WRITTEN_SUFFIX}")
+        remove(folder / written_marker_name(name))
 
 
 def _has_plan_of(build: Build) -> bool:
     """Tell whether the shards that lie there are of the same plan; warn if not."""
-    earlier_plan = _read_json(build.folder / _PLAN)
+    earlier_plan = read_build_json(build.folder / PLAN)
     # Compared as it comes back from JSON, which has no tuples.
     if earlier_plan == json.loads(json.dumps(build.plan)):
         return True
-    numbers = _note_numbers(build.folder)
-    if any(_read_note(build.folder, number) for number in numbers):
+    numbers = note_numbers(build.folder)
+    if any(read_note(build.folder, number) for number in numbers):
         _LOG.warning(
             "packing %s starts anew: an unfinished run of other samples or "
             "settings lay there",
@@ -626,7 +609,7 @@ def _write_plan(build: Build) -> None:
     """Write the plan, where no shard is left that belongs to the one before."""
     _remove_notes(build.folder)
     write_text(
-        build.folder / _PLAN,
+        build.folder / PLAN,
         json.dumps(build.plan),
         partial=build.folder / "note.partial",
     )
@@ -638,7 +621,7 @@ def _is_intact(build: Build, number: int) -> bool:
     Raises:
         CacheError: It cannot be read, which says nothing of what it holds.
     """
-    finished = _read_note(build.folder, number)
+    finished = read_note(build.folder, number)
     if finished is None:
         return False
     try:
@@ -647,36 +630,6 @@ def _is_intact(build: Build, number: int) -> bool:
     except DamagedCacheError:
         return False
     return True
-
-
-def _note_file(folder: Path, number: int) -> Path:
-    return folder / f"{number:05}.json"
-
-
-def _note_numbers(folder: Path) -> list[int]:
-    """List the numbers of the shards that a note was made of."""
-    return sorted(int(file.stem) for file in folder.iterdir() if _is_note(file))
-
-
-def _read_note(folder: Path, number: int) -> FinishedShard | None:
-    """Read the note of a finished shard.
-
-    Args:
-        folder: The build's.
-        number: The shard's.
-
-    Returns:
-        What is noted; None where there is no note, or a damaged one.
-    """
-    content = _read_json(_note_file(folder, number))
-    # What is written there otherwise is not a note of ours.
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return FinishedShard(
-            shard_from(content["shard"]),
-            dict(content["state"]),
-            dict(content["evidence"]),
-        )
-    return None
 
 
 def _delete_finished_shards(path: Path, *, start: int) -> None:
@@ -690,7 +643,7 @@ def _delete_finished_shards(path: Path, *, start: int) -> None:
         CacheError: The manifest that stands there, if any, cannot be read.
         OSError: A file cannot be deleted.
     """
-    numbers = _note_numbers(path / BUILDING)
+    numbers = note_numbers(path / BUILDING)
     _delete_shards(path, (number for number in numbers if number >= start))
 
 
@@ -698,44 +651,13 @@ def _delete_shards(path: Path, numbers: Iterable[int]) -> None:
     in_use = _files_of_manifest(path)
     for number in numbers:
         # A note behind a damaged one is read too, since its shard has to be deleted.
-        finished = _read_note(path / BUILDING, number)
+        finished = read_note(path / BUILDING, number)
         if finished is None:
             continue
         # A shard of the same bytes has the same name, and may be the cache's.
         if finished.shard.file not in in_use:
             remove(path / finished.shard.file)
-        remove(_note_file(path / BUILDING, number))
-
-
-def _is_note(file: Path) -> bool:
-    return file.suffix == ".json" and file.stem.isdecimal()
-
-
-def _note_as_json(finished: FinishedShard) -> str:
-    return json.dumps(asdict(finished))
-
-
-def _read_json(file: Path) -> Any:
-    """Read a small file of a build.
-
-    Args:
-        file: Its path.
-
-    Returns:
-        Its content; None where it is not there, or no JSON.
-
-    Raises:
-        CacheError: It cannot be read, which says nothing of what it holds: taking it
-            for nothing would throw away what was finished.
-    """
-    try:
-        return json.loads(read_bounded(file, _MAX_NOTE_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise unreadable(file, error) from error
-    except (ValueError, RecursionError):  # DamagedCacheError, too, is a ValueError
-        return None
+        remove(note_file(path / BUILDING, number))
 
 
 def _remove_unfinished_files(folder: Path) -> None:
@@ -752,10 +674,10 @@ def _remove_notes(folder: Path) -> None:
     goes on deleting.  The plan goes behind the notes, which are worth nothing without.
     """
     for file in folder.iterdir():
-        if _is_note(file) or file.suffix == WRITTEN_SUFFIX:
+        if is_note(file) or file.suffix == WRITTEN_SUFFIX:
             remove(file)
-    remove(folder / _PLAN)
-    remove(folder / _OBSOLETE)
+    remove(folder / PLAN)
+    remove(folder / OBSOLETE)
 
 
 def _files_of_manifest(path: Path) -> set[str]:
@@ -769,160 +691,3 @@ def _files_of_manifest(path: Path) -> set[str]:
     except (DamagedCacheError, CacheVersionError):
         return set()
     return set() if manifest is None else set(manifest.files)
-
-
-def _make_build_folder(folder: Path) -> None:
-    """Make the folder of a build; refuse a link to somewhere else."""
-    if not is_folder(folder):
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            message = f"{folder} is not a folder."
-            why = "packing keeps its unfinished work there, and follows no link"
-            raise CacheError(message, why=why, fix=f"rm {folder}") from None
-        sync_folder(folder.parent)
-
-
-def _make_or_check_folder(path: Path) -> None:
-    """Make the cache's folder, or see that it is one to pack into.
-
-    Raises:
-        CacheError: It cannot be written to, or holds files that are not a cache's.
-    """
-    try:
-        _make_folder_and_parents(path)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        names = {entry.name for entry in path.iterdir()}
-    except OSError as error:
-        raise _cannot_pack_into(path, error) from error
-
-    if MANIFEST in names:
-        _check_manifest_is_ours(path)
-        return
-    foreign_names = names - {BUILDING, _LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
-    if BUILDING in names and not _is_own_build(path / BUILDING):
-        message = f"{path / BUILDING} holds files that no packing run has written."
-        why = "packing would delete those that are named like its own"
-        raise CacheError(message, why=why, fix="name a folder that is new or empty")
-    if foreign_names and BUILDING not in names:
-        message = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
-        why = "packing into it would mix your files with the cache's"
-        raise CacheError(message, why=why, fix="name a folder that is new or empty")
-
-
-def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        why, fix = "a file has that name", "choose another name for the folder"
-        taken = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
-        if taken.is_symlink():
-            why = f"{taken} is a link to {taken.readlink()}, which is not there"
-            fix = "make the folder that it leads to, or remove the link"
-        elif taken != path:
-            why = f"{taken} is a file, and no folder"
-    elif error.errno in NOT_ALLOWED:
-        why = "the folder is not writable"
-        fix = "choose a cache folder that you may write to"
-    else:
-        return not_written(path, error)
-    message = f"A cache cannot be packed into {path}: {error.strerror or error}."
-    return CacheError(message, why=why, fix=fix)
-
-
-def _is_own_build(folder: Path) -> bool:
-    """Tell whether what lies in a build's folder was left by a build.
-
-    A build writes its plan first, and deletes the plan, or the list of obsolete files,
-    last: so one of them is there, or nothing but parts of files.
-    """
-    if not is_folder(folder):
-        return True  # a link or a file, which is refused where it is opened
-    keys_by_file = {_PLAN: {"fingerprint", "samples"}, _OBSOLETE: {"generation"}}
-    for name, keys in keys_by_file.items():
-        content = _read_json(folder / name)
-        if isinstance(content, dict) and keys <= set(content):
-            return True
-    own_suffixes = {".partial", ".block", WRITTEN_SUFFIX}
-    return all(file.suffix in own_suffixes for file in folder.iterdir())
-
-
-def _check_manifest_is_ours(path: Path) -> None:
-    """Refuse to replace a ``manifest.json`` that no cache ever had."""
-    file = path / MANIFEST
-    with (
-        writing(file),
-        opened(file) as descriptor,
-        open(descriptor, "rb", closefd=False) as raw,
-    ):
-        start = raw.read(64)
-    # A damaged one is known by the shards beside it, and may be replaced.
-    has_shards = any(is_cache_file_name(entry.name) for entry in path.iterdir())
-    if FORMAT.encode() in start or has_shards:
-        return
-    message = f"{file} is not the manifest of a loaderkit cache."
-    why = "packing would replace it, and it may be a file of yours"
-    fix = f"name another folder, or delete {file} yourself"
-    raise CacheError(message, why=why, fix=fix)
-
-
-def _make_folder_and_parents(path: Path) -> None:
-    """Make the cache's folder and those above it, and see that their names last."""
-    any_made = make_folders(path)
-    if not any_made and not exists(path / MANIFEST):
-        # A run that was killed between the two steps has left that for this one.  A
-        # folder above that may not be read cannot be synced, nor was it made here.
-        with contextlib.suppress(PermissionError):
-            sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _folder_lock(path: Path) -> Iterator[None]:
-    lock: filelock.BaseFileLock = filelock.FileLock(path / _LOCK)
-    try:
-        if not _acquire_system_lock(lock, path):
-            lock = filelock.SoftFileLock(path / _SOFT_LOCK)
-            take_lock(lock, path / BUILDING / _PACKER, f"packs {path}")
-    except OSError as error:
-        raise not_written(Path(lock.lock_file), error) from error
-    try:
-        yield
-    finally:
-        try:
-            lock.release()
-        except OSError as error:
-            # The process lets go of it when it ends, if not before.
-            _LOG.warning("the lock of %s could not be let go of: %s", path, error)
-
-
-def _acquire_system_lock(lock: filelock.BaseFileLock, path: Path) -> bool:
-    """Take a lock of the system's.
-
-    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
-    file that must not exist yet serves as the lock there.  Two processes of which each
-    takes the other kind would both pack, so a failure is not believed at once, and one
-    of another kind (a full disk, too many open files) is an error.
-
-    Args:
-        lock: The lock.
-        path: What it locks.
-
-    Returns:
-        False where the file system has no locks.
-
-    Raises:
-        OSError: The lock's file cannot be made.
-    """
-    for pause_s in (0.0, 0.01, 0.1):
-        time.sleep(pause_s)
-        try:
-            take_lock(lock, path / BUILDING / _PACKER, f"packs {path}")
-        except NotImplementedError as error:
-            refusal: Exception = error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            refusal = error
-        else:
-            return True
-    _LOG.info("%s cannot be locked (%s); %s is used", path, refusal, _SOFT_LOCK)
-    return False

@@ -225,7 +225,7 @@ class ColumnReader:
     def row_shape(self) -> tuple[int, ...] | None:
         """Shape of a row behind its first axis; None where samples differ in that."""
         row_shapes: set[tuple[int, ...]] = set()
-        for group, column in self._groups():
+        for group, column in self._groups_with_column():
             has_many_shapes = column.shapes is not None
             if has_many_shapes or (self._stacked and column.offsets):
                 return None
@@ -243,11 +243,11 @@ class ColumnReader:
         shard_count = len(self._shards.manifest.shards)
         part_of_shard = np.full(shard_count, ABSENT, np.int64)
         # Until parts are numbered, each is called after its first shard.
-        for group, _ in self._groups():
+        for group, _ in self._groups_with_column():
             part_of_shard[group.positions] = group.positions
         if self._shards.can_be_joined:
             for joinable in self._find_joinable_rows():
-                part = self._join(joinable)
+                part = self._join_parts(joinable)
                 if part is not None:
                     shards = joinable.of_shards["shard"]
                     first_shard = int(shards[0])
@@ -344,7 +344,7 @@ class ColumnReader:
         if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
             ReadAhead().ask(part.values, np.array([start]), np.array([length]))
 
-    def _groups(self) -> Iterator[tuple[ShardGroup, ColumnSchema]]:
+    def _groups_with_column(self) -> Iterator[tuple[ShardGroup, ColumnSchema]]:
         """List the groups of shards that have the column."""
         for group in self._shards.manifest.shards.groups:
             column = group.schema.column.get(self.name)
@@ -362,7 +362,7 @@ class ColumnReader:
         few_are_alike = 2 * self._count_placed_alike() < self._count_shards()
         most_copied = 0 if few_are_alike else MAX_COPIED_SHARDS
         alike: dict[_RowLayout, list[_RowsOfGroup]] = defaultdict(list)
-        for group, column in self._groups():
+        for group, column in self._groups_with_column():
             array = group.schema.array[column.values]
             every_sample_has_rows = column.rows is None and column.shapes is None
             if not every_sample_has_rows or array.chunk_index is not None:
@@ -400,13 +400,14 @@ class ColumnReader:
     def _count_placed_alike(self) -> int:
         """Count the shards where the columns that share offsets all begin at pages."""
         placed_alike = [
-            are_placed_alike(group, column.offsets) for group, column in self._groups()
+            are_placed_alike(group, column.offsets)
+            for group, column in self._groups_with_column()
         ]
         return sum(int(np.count_nonzero(alike)) for alike in placed_alike)
 
     def _count_shards(self) -> int:
         """Count the shards that have the column."""
-        return sum(len(group) for group, _ in self._groups())
+        return sum(len(group) for group, _ in self._groups_with_column())
 
     def _describe_rows(self, group: ShardGroup, column: ColumnSchema) -> NDArray[Any]:
         """Take what is said of the column in each shard of a group."""
@@ -427,7 +428,7 @@ class ColumnReader:
             of_shards["high"] = group.high(self.name)
         return of_shards
 
-    def _join(self, joinable: JoinableRows) -> JoinedPart | None:
+    def _join_parts(self, joinable: JoinableRows) -> JoinedPart | None:
         """Read rows of several shards as one array; None where there is no room."""
         of_shards = joinable.of_shards
         starts, counts = of_shards["start"], of_shards["count"]

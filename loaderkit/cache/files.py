@@ -24,6 +24,7 @@ from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.errors import CacheError, DamagedCacheError
 from loaderkit.fixes import PACK_AGAIN, Fix, Open, Pack, Setting
+from loaderkit.habits import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -512,4 +513,5 @@ def _no_cache(path: Path) -> CacheError:
     why = "it is a file, and a cache is a folder"
     if is_part_of_cache:
         return CacheError(message, why=why, fix=fix)
-    return CacheError(message, why=why, fix=Pack(path=f"{path}.lk"))
+    fix = Pack(reader_of(str(path)), path=f"{path}.lk")
+    return CacheError(message, why=why, fix=fix)

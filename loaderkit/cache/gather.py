@@ -143,17 +143,22 @@ class PartRanges:
             has_single_rows=self.has_single_rows,
         )
 
-    def row_index(self) -> Ints:
-        """Give every row of every range, one after the other."""
+    def row_index(self, begins: Ints | None = None) -> Ints:
+        """Give every row of every range, one after the other.
+
+        Args:
+            begins: How many of them come before each range ``[k]``, where that is
+                known.
+        """
         if self._row_index is None:
-            self._row_index = expand_ranges(self.starts, self.lengths)
+            self._row_index = expand_ranges(self.starts, self.lengths, begins)
         return self._row_index
 
 
 class RowRanges:
     """Where the rows of a batch lie, for all columns that share their offsets."""
 
-    __slots__ = ("_output_rows", "_row_index", "ends", "lengths", "parts", "total")
+    __slots__ = ("_output_rows", "ends", "lengths", "parts", "total")
 
     def __init__(self, parts: tuple[PartRanges, ...], lengths: Ints) -> None:
         self.parts = parts
@@ -165,18 +170,11 @@ class RowRanges:
         self.total = int(self.ends[-1])
         """Rows in the batch."""
         self._output_rows: list[Ints] | None = None
-        self._row_index: Ints | None = None
 
     def row_index(self) -> Ints:
         """Give the rows of a batch that lies in one part, sample after sample."""
-        if self._row_index is None:
-            [part] = self.parts
-            if part.has_single_rows:
-                self._row_index = part.starts
-            else:
-                begins = self.ends[:-1]
-                self._row_index = expand_ranges(part.starts, part.lengths, begins)
-        return self._row_index
+        [part] = self.parts
+        return part.row_index(self.ends[:-1])
 
     def moved(self, starts_of_parts: Mapping[int, Ints]) -> RowRanges:
         """Give the same rows where some parts hold them elsewhere.

@@ -42,11 +42,12 @@ from loaderkit.cache.durable import (
 )
 from loaderkit.cache.layout import (
     ALIGNMENT,
-    WRITTEN_SUFFIX,
     Array,
     Column,
     Shard,
+    note_name,
     shard_name,
+    written_marker_name,
 )
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Fix, Setting
@@ -150,9 +151,7 @@ def write_shard(
             arrays=layout.arrays,
             columns=layout.columns,
         )
-        # This names the file to whoever tidies up: behind a process that is killed
-        # before the note stands, and where a later task's note replaces this one.
-        (scratch / f"{file.name}{WRITTEN_SUFFIX}").touch()
+        (scratch / written_marker_name(file.name)).touch()
         note = make_note(shard)
         write_file(note_partial, lambda raw: write_all(raw, note))
         sync_folder(scratch)
@@ -160,7 +159,7 @@ def write_shard(
         # A task that is done again, since its worker died, trusts the note: so the
         # note appears behind the file.  After a power cut it may be gone, and the
         # shard is written again.
-        note_partial.replace(scratch / f"{number:05}.json")
+        note_partial.replace(scratch / note_name(number))
     except OSError as error:
         # What went wrong counts, not that it could not be tidied up.
         with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ MANIFEST = "manifest.json"
 BUILDING = ".building"
 """Folder inside a cache where the shards of an unfinished build wait."""
 WRITTEN_SUFFIX = ".written"
-"""Behind the name of a shard: an empty file of a build, which says that it wrote it."""
+"""Ends the names of such files, which are empty: see :func:`written_marker_name`."""
 MOST_CHUNK_BYTES = 1 << 32
 """HDF5's own limit of a chunk, uncompressed."""
 MOST_SHARED_CHUNK_BYTES = 1 << 20
@@ -76,6 +76,20 @@ def shard_name(number: int, xxh3: str) -> str:
     '00003-1f0c83d2a97b6e45.h5'
     """
     return f"{number:05}-{xxh3[:16]}.h5"
+
+
+def note_name(number: int) -> str:
+    """Name the note that a build makes of a finished shard."""
+    return f"{number:05}.json"
+
+
+def written_marker_name(name: str) -> str:
+    """Name the file by which a build says that it wrote a file of a cache.
+
+    It is there before the file has its name, which no note may tell: the process is
+    killed before the note stands, or a later task's note replaces this one.
+    """
+    return f"{name}{WRITTEN_SUFFIX}"
 
 
 def sources_name(xxh3: str) -> str:

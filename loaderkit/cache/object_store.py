@@ -19,7 +19,6 @@ import functools
 import inspect
 import logging
 import os
-import re
 import threading
 import time
 import weakref
@@ -27,14 +26,24 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderkit.cache.storage import (
-    NoAnswerError,
     Patience,
     Retries,
     without_password,
 )
+from loaderkit.cache.store_answers import (
+    NEVER_THERE,
+    STORAGE_OPTIONS,
+    check_worth_another_try,
+    gave_up,
+    is_refusal,
+    is_timeout,
+    not_there,
+    status_of,
+    text_of,
+    what_happened,
+)
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
-from loaderkit.fixes import Fix, Setting
-from loaderkit.library_files import where_raised
+from loaderkit.fixes import Fix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +51,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_STORAGE_OPTIONS = Setting("storage_options", code="{...}")
 _LOG = logging.getLogger("loaderkit")
 _PART_BYTES = 8 << 20
 """A range is read in parts of this size, at once where the file system can: a single
@@ -69,58 +77,13 @@ asked for where its name is mistyped."""
 _READING_AHEAD = frozenset({"hf"})
 """File systems that read one part after the other, and 5 MiB more for each, in case
 that they come next: of a file of 40 MiB 60 MiB came."""
-_NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _PRECONDITION = 401, 403, 404, 412
-_NO_SUCH_RANGE = 416
-_GONE = {_NOT_FOUND, 410}
-_WORTH_ANOTHER_TRY = {408, 409, 425, 429}
-"""Statuses below 500 that pass: timeouts, conflicts, too many requests."""
-_NOT_IMPLEMENTED = {501, 505}
-"""A server that cannot do this now cannot do it a moment later."""
-_CREDENTIAL_ERRORS = {
-    # botocore
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "TokenRetrievalError",
-    "UnauthorizedSSOTokenError",
-    "SSOTokenLoadError",
-    "ProfileNotFound",
-    # google.auth
-    "DefaultCredentialsError",
-    "RefreshError",
-    # azure
-    "ClientAuthenticationError",
-    # huggingface_hub
-    "GatedRepoError",
-    "LocalTokenNotFoundError",
-}
-"""Errors by name: their libraries are not imported to find out."""
-_BUGS = (
-    *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
-    *(ArithmeticError, BufferError, RecursionError, StopIteration, StopAsyncIteration),
-)
-"""What code that is wrong raises, and raises again.  No ValueError and no LookupError:
-an answer that cannot be parsed, or lacks something, may come whole the next time.  A
-list of S3 that goes on, and does not say where, is a KeyError of s3fs."""
-_NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
-"""The Hub's answer to who may not see one, too."""
-_WRONG_URL = {"HfUriError", "HFValidationError"}
-_OF_CLOCKS = re.compile(
-    r"RequestTimeTooSkewed|request time and the current time"
-    r"|signature (not yet current|expired)|date header too old",
-    re.IGNORECASE,
-)
-"""What S3, its likes and Azure say to requests whose time is not theirs."""
+_PRECONDITION, _NO_SUCH_RANGE = 412, 416
 _NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
 """What file systems answer that know no ``mode="create"``."""
 _MOST_PARTS = 9_000
 """S3 takes 10,000 parts of a file."""
 _PARTS_AT_ONCE = 4
 """Chosen: 32 MiB, one step of the mirror, are asked for together."""
-_MAX_ERROR_LETTERS = 300
-"""Of an error's text in a message: some hold a whole page of HTML.  Chosen: four lines
-of a terminal."""
 _ONE_COMMIT_AT_A_TIME = threading.Lock()
 """fsspec's memory:// looks whether a file is there and then writes it, so that of two
 threads both could succeed; other processes cannot see its files."""
@@ -180,7 +143,7 @@ class ObjectStore:
         try:
             content = self._with_retries(read, name)
         except CacheError as error:
-            if _status_of(error.__cause__ or error) == _NO_SUCH_RANGE:
+            if status_of(error.__cause__ or error) == _NO_SUCH_RANGE:
                 return b""  # an empty file has not even the first byte
             raise
         if len(content) > most_bytes:
@@ -220,8 +183,8 @@ class ObjectStore:
         except CacheError:
             raise
         except Exception as error:  # noqa: BLE001 -- any library's
-            _LOG.info("%s/%s did not come whole: %s", self.url, name, _text_of(error))
-            if _is_timeout(_unmasked(error)):
+            _LOG.info("%s/%s did not come whole: %s", self.url, name, text_of(error))
+            if is_timeout(what_happened(error)):
                 # Such a network needs smaller pieces.  Files that follow shall not take
                 # a try longer than what is promised.
                 self._may_stream = False
@@ -311,7 +274,7 @@ class ObjectStore:
                 raise
             system.call("pipe_file", path, content)
         except Exception as error:
-            if _status_of(error) == _PRECONDITION or "PreconditionFailed" in str(error):
+            if status_of(error) == _PRECONDITION or "PreconditionFailed" in str(error):
                 raise FileExistsError(path) from error
             if getattr(error, "errno", None) in _NOT_SUPPORTED:
                 if system.call("exists", path):
@@ -353,29 +316,29 @@ class ObjectStore:
             except (FileExistsError, MemoryError):
                 raise
             except Exception as raised:  # noqa: BLE001 -- any library's
-                error = _unmasked(raised)
-                if isinstance(error, _NEVER_THERE):
+                error = what_happened(raised)
+                if isinstance(error, NEVER_THERE):
                     # Who is told that a file is not there has been let in.
                     self._verbs_let_in |= {verb}
-                    raise _missing(where, verb, error) from error
+                    raise not_there(where, verb, error) from error
                 let_in = self._verbs_let_in
                 # Credentials that worked may have expired, and be renewed by now: they
                 # are read anew with each try.
-                if not (_is_refusal(error) and verb in let_in):
-                    _check_worth_another_try(where, verb, error, let_in)
+                if not (is_refusal(error) and verb in let_in):
+                    check_worth_another_try(where, verb, error, let_in)
                 last_error = error
             else:
                 self._verbs_let_in |= {verb}
                 return answer
-            is_silent = _is_timeout(last_error)
+            is_silent = is_timeout(last_error)
             if is_silent and on_timeout is not None:
                 on_timeout()
             pause = retries.pause_s(is_silent=is_silent)
             if pause is None:
-                raise _gave_up(where, verb, last_error, retries.tries) from last_error
+                raise gave_up(where, verb, last_error, retries.tries) from last_error
             _LOG.warning(
                 "%s was not %s (%s); trying again in %.1f s",
-                *(where, verb, _text_of(last_error), pause),
+                *(where, verb, text_of(last_error), pause),
             )
             time.sleep(pause)
             # Connections of a server that went away, or credentials of an hour ago.
@@ -465,7 +428,7 @@ class _Try:
         Raises:
             TimeoutError: It took longer.
         """
-        return _result_within(self._retries, self._start(method, *args, **kw))
+        return _result_within(self._retries, self._start_call(method, *args, **kw))
 
     def read_parts(self, path: str, starts: list[int], stops: list[int]) -> list[bytes]:
         """Read parts of a file, at once where the file system can.
@@ -480,7 +443,7 @@ class _Try:
         """
         if self._protocols & _READING_AHEAD:
             calls = [
-                self._start("cat_file", path, start, stop, cache_type="none")
+                self._start_call("cat_file", path, start, stop, cache_type="none")
                 for start, stop in zip(starts, stops, strict=True)
             ]
             return [_result_within(self._retries, call) for call in calls]
@@ -526,7 +489,7 @@ class _Try:
 
         options["callback"] = Progress()
         _result_within(
-            retries, self._start("put_file", os.fspath(file), path, **options)
+            retries, self._start_call("put_file", os.fspath(file), path, **options)
         )
 
     def download(self, path: str, file: Path) -> bool:
@@ -554,7 +517,7 @@ class _Try:
         self.call("get_file", path, os.fspath(file), max_concurrency=1)
         return True
 
-    def _start(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
+    def _start_call(self, method: str, *args: Any, **kw: Any) -> Future[Any]:
         """Begin a call on another thread: of fsspec, or of its own."""
         if self._system.async_impl:
             coroutine = getattr(self._system, f"_{method}", None)
@@ -598,7 +561,7 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         why = "fsspec knows no such file system, or it does not take these options"
         such_as = "a URL such as 's3://bucket/cache', and "
         manual = " as in the file system's manual"
-        url_and_options = Fix.of(such_as, _STORAGE_OPTIONS, manual)
+        url_and_options = Fix.of(such_as, STORAGE_OPTIONS, manual)
         raise OptionError(message, why=why, fix=url_and_options) from error
     return system, root
 
@@ -681,169 +644,5 @@ class _ForkGate:
 _NO_FORK_MEANWHILE = _ForkGate()
 
 
-def _status_of(error: BaseException) -> int | None:
-    """Find the HTTP status that an error of any library carries."""
-    if type(error.__cause__).__module__.startswith("aiohttp.http"):
-        return None  # aiohttp makes 400 of an answer that is no HTTP
-    # s3fs raises Python's errors from botocore's, which carry the response.
-    for raised in (error, error.__cause__):
-        response = getattr(raised, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            return status if isinstance(status, int) else None
-    response = getattr(error, "response", None)
-    candidates = [
-        getattr(error, "status", None),  # aiohttp
-        getattr(error, "status_code", None),  # azure
-        getattr(response, "status_code", None),  # requests, huggingface_hub
-    ]
-    if type(error).__module__.startswith("gcsfs"):
-        candidates.append(getattr(error, "code", None))
-    for status in candidates:
-        if isinstance(status, int) and 400 <= status < 600:
-            return status
-    return None
-
-
-def _unmasked(error: Exception) -> Exception:
-    """Give what happened, where a file system says of any failure "not found".
-
-    fsspec's file system of HTTP does, of a server that does not answer too.
-    """
-    cause = error.__cause__
-    if not isinstance(error, _NEVER_THERE) or not isinstance(cause, Exception):
-        return error
-    if isinstance(cause, _NEVER_THERE):
-        return error
-    if _kinds_of(cause) & _NO_REPOSITORY:
-        return cause
-    status = _status_of(cause)
-    is_of_network = isinstance(cause, OSError | TimeoutError) or type(
-        cause
-    ).__module__.startswith("aiohttp")
-    if status is None:
-        return cause if is_of_network else error
-    return error if status in _GONE else cause
-
-
-def _check_worth_another_try(
-    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
-) -> None:
-    """Raise what trying again cannot help.
-
-    Args:
-        where: The URL.
-        verb: What was to be done: "read", "written" or "removed".
-        error: The answer.
-        verbs_let_in: What the store has let us do before.
-
-    Raises:
-        CacheError: We are not let in, or there is no bucket to write to.
-        FileNotFoundError: It is not there.
-    """
-    status = _status_of(error)
-    if _kinds_of(error) & _NO_REPOSITORY:
-        message = f"{where} could not be {verb}: {_text_of(error)}."
-        why = "there is no such repository, or it is private and not yours to read"
-        fix = "hf auth login, hf repos create, or correct the URL"
-        raise CacheError(message, why=why, fix=fix) from error
-    if _is_refusal(error):
-        raise _refused(where, verb, error, verbs_let_in) from error
-    if status in _GONE:
-        raise _missing(where, verb, error) from error
-    may_pass = (
-        status is None
-        or (status >= 500 and status not in _NOT_IMPLEMENTED)
-        or status in _WORTH_ANOTHER_TRY
-    )
-    # A file system that lacks a method lacks it the next time too.
-    is_lacking = isinstance(error, NotImplementedError)
-    if isinstance(error, _BUGS) and status is None:
-        raise _failed_by_itself(where, verb, error) from error
-    if not may_pass or is_lacking or _kinds_of(error) & _WRONG_URL:
-        message = f"{where} could not be {verb}: {_text_of(error)}."
-        why = "the store refuses the request, or its file system cannot do this"
-        check = Fix.of("check the URL and ", _STORAGE_OPTIONS)
-        raise CacheError(message, why=why, fix=check) from error
-
-
-def _failed_by_itself(where: str, verb: str, error: Exception) -> CacheError:
-    """Say that it is the code of a client that failed, and not a request."""
-    message = f"{where} could not be {verb}: {_text_of(error)}."
-    why = f"code failed, and would fail again: {where_raised(error) or 'a client'}"
-    fix = "another release of the library that this file is of, or report it there"
-    return CacheError(message, why=why, fix=fix)
-
-
-def _refused(
-    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
-) -> CacheError:
-    """Say that the store does not let us do something."""
-    message = f"{where} could not be {verb}: {_text_of(error)}."
-    if verb == "written" and "read" in verbs_let_in:
-        why = "these credentials may read there, and not write"
-        may_write = " with credentials that may write, or another URL"
-        fix = Fix.of(_STORAGE_OPTIONS, may_write)
-        return CacheError(message, why=why, fix=fix)
-    if _OF_CLOCKS.search(message):
-        why = "requests are signed with the time, and the clock of this machine, or "
-        why += "that of the store, is wrong"
-        clock = time.strftime("%Y-%m-%d %H:%M %Z")
-        return CacheError(message, why=why, fix=f"set the clock, which says {clock}")
-    why = (
-        "the store does not let you in: credentials are missing, expired, or not "
-        "allowed to do this"
-    )
-    fix = Fix.of("log in again, or ", _STORAGE_OPTIONS, " with credentials that may")
-    return CacheError(message, why=why, fix=fix)
-
-
-def _missing(where: str, verb: str, error: Exception) -> Exception:
-    """Say what is not there: what is to be read, or where it is to be written."""
-    if verb != "written":
-        return FileNotFoundError(errno.ENOENT, _text_of(error), where)
-    message = f"{where} could not be written: {_text_of(error)}."
-    why = "there is no such bucket, container or repository, and none is made"
-    return CacheError(message, why=why, fix="make it, or correct the URL")
-
-
-def _kinds_of(error: Exception) -> set[str]:
-    return {kind.__name__ for kind in type(error).__mro__}
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Tell whether the store does not let us in."""
-    is_refused = isinstance(error, PermissionError) or bool(
-        _kinds_of(error) & _CREDENTIAL_ERRORS
-    )
-    return is_refused or _status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
-
-
-def _gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
-    message = f"{where} could not be {verb}: {_text_of(error)}."
-    if _is_refusal(error):
-        why = (
-            "the store let you in before: credentials have expired or were withdrawn, "
-        )
-        why += f"and {tries} tries found no others; what was read is kept"
-        fix = "log in again, and run the same again: it goes on there"
-        return CacheError(message, why=why, fix=fix)
-    failed = "gave no answer" if _is_timeout(error) else "failed"
-    why = f"the store {failed} {tries} times in a row; what was read is kept"
-    fix = "check the network and the store, and run the same again: it goes on there"
-    return NoAnswerError(message, why=why, fix=fix)
-
-
 def _cut_short(count: int, wanted: int) -> OSError:
     return OSError(errno.EIO, f"{count:,} bytes came, not {wanted:,}")
-
-
-def _is_timeout(error: Exception) -> bool:
-    return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
-
-
-def _text_of(error: BaseException) -> str:
-    """Say what an error is, on one line; some have no text."""
-    text = " ".join(str(error).split())
-    name = type(error).__name__
-    return f"{name}: {text[:_MAX_ERROR_LETTERS]}" if text else name

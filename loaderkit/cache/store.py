@@ -238,6 +238,19 @@ class PartSelection(NamedTuple):
     unique_shards: list[int]
     """The numbers in ``shards``, each once, in order."""
 
+    def locate_rows(self) -> PartRanges:
+        """Look up the rows of the samples in the part."""
+        starts, lengths = self.part.locate_rows(self.samples, self.shards)
+        return PartRanges(
+            self.number,
+            starts,
+            lengths,
+            self.positions,
+            shards=self.shards,
+            unique_shards=self.unique_shards,
+            has_single_rows=self.part.has_single_rows,
+        )
+
 
 class SampleSelection:
     """The samples of one batch; finds their rows in each column.
@@ -305,15 +318,13 @@ class SampleSelection:
         Raises:
             CacheError: A file cannot be read.
         """
-        number = 0
-        if column.grouping.part_of_shard is not None:
-            number = self._only_number(column.grouping)
-            if number == ABSENT:
-                return None
-        return column.part(number, self.unique_shards)
+        number = self._only_number(column.grouping)
+        return None if number == ABSENT else column.part(number, self.unique_shards)
 
     def _only_number(self, grouping: Grouping) -> int:
         """Give the number of the part that has all samples; ``ABSENT`` if none has."""
+        if grouping.part_of_shard is None:
+            return 0
         groups = self._group_positions(grouping)
         return groups[0][0] if len(groups) == 1 else ABSENT
 
@@ -360,11 +371,9 @@ class SampleSelection:
             there are several, they are compressed, larger than memory, or have offsets
             to check.  And the ranges of rows, as ``row_ranges`` gives them.
         """
-        number = 0
-        if column.grouping.part_of_shard is not None:
-            number = self._only_number(column.grouping)
-            if number == ABSENT:
-                return None, self.row_ranges(column)
+        number = self._only_number(column.grouping)
+        if number == ABSENT:
+            return None, self.row_ranges(column)
         part = column.part(number, self.unique_shards)
         key = part.layout_key
         if column.grouping.part_of_shard is not None:
@@ -372,17 +381,8 @@ class SampleSelection:
             key = ((number, key),)
         ranges = self._row_ranges.get(key)
         if ranges is None:
-            starts, lengths = part.locate_rows(self.samples, self.shards)
-            in_part = PartRanges(
-                number,
-                starts,
-                lengths,
-                None,
-                shards=self.shards,
-                unique_shards=self.unique_shards,
-                has_single_rows=part.has_single_rows,
-            )
-            ranges = self._row_ranges[key] = RowRanges((in_part,), lengths)
+            in_part = self._all_in_part(column, number).locate_rows()
+            ranges = self._row_ranges[key] = RowRanges((in_part,), in_part.lengths)
         return part.ready_values, ranges
 
     def _all_in_part(self, column: ColumnReader, number: int) -> PartSelection:
@@ -395,21 +395,11 @@ class SampleSelection:
         ranges_of_parts: list[PartRanges] = []
         lengths_in_batch = np.empty(len(self), np.int64)
         for selection in selections:
-            part = selection.part
-            starts, lengths = part.locate_rows(selection.samples, selection.shards)
-            ranges = PartRanges(
-                selection.number,
-                starts,
-                lengths,
-                selection.positions,
-                shards=selection.shards,
-                unique_shards=selection.unique_shards,
-                has_single_rows=part.has_single_rows,
-            )
+            ranges = selection.locate_rows()
             if selection.positions is None:
-                return RowRanges((ranges,), lengths)
+                return RowRanges((ranges,), ranges.lengths)
             ranges_of_parts.append(ranges)
-            lengths_in_batch[selection.positions] = lengths
+            lengths_in_batch[selection.positions] = ranges.lengths
         return RowRanges(tuple(ranges_of_parts), lengths_in_batch)
 
     def _column_is_missing(

@@ -37,8 +37,11 @@ from loaderkit.cache.files import (
 )
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
-from loaderkit.cache.mirror import find_remote_manifest, load_remote_manifest
 from loaderkit.cache.remote import open_storage
+from loaderkit.cache.remote_manifest import (
+    find_remote_manifest,
+    load_remote_manifest,
+)
 from loaderkit.cache.storage import KeepsHistory, is_url
 from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
@@ -130,7 +133,7 @@ def push(
     """
     if is_url(cache) and not is_url(url):
         message = f"push takes the folder first, and the URL second, got {url!r} there."
-        fix = _call("push", os.fspath(url), os.fspath(cache))
+        fix = _call_or_command("push", os.fspath(url), os.fspath(cache))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     storage = open_storage(url, storage_options)
@@ -214,9 +217,9 @@ def copy_to_target(
     content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
     upload = _Upload(folder, manifest, target.storage)
     if target.overwrite:
-        _replace(upload, content, claim_waits_s)
+        _replace_cache(upload, content, claim_waits_s)
     else:
-        _create(upload, content, target, claim_waits_s)
+        _create_cache(upload, content, target, claim_waits_s)
     return Transfer(
         str(folder),
         target.storage.url,
@@ -226,7 +229,7 @@ def copy_to_target(
     )
 
 
-def _replace(
+def _replace_cache(
     upload: _Upload, manifest_text: bytes, claim_waits_s: Sequence[float]
 ) -> None:
     """Put a cache in the place of the one that is there, if any."""
@@ -242,7 +245,7 @@ def _replace(
         _remove_but(upload.manifest, storage, sizes)
 
 
-def _create(
+def _create_cache(
     upload: _Upload,
     manifest_text: bytes,
     target: WritableTarget,
@@ -324,7 +327,7 @@ def pull(
     """
     if is_url(cache) and not is_url(url):
         message = f"pull takes the URL first, and the folder second, got {url!r} there."
-        fix = _call("pull", os.fspath(cache), os.fspath(url))
+        fix = _call_or_command("pull", os.fspath(cache), os.fspath(url))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
@@ -516,7 +519,7 @@ def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
     return OtherWriterError(message, why=why, fix=fix)
 
 
-def _call(name: str, *paths: str) -> Either:
+def _call_or_command(name: str, *paths: str) -> Either:
     """Write a call of ``push`` or ``pull``."""
     command = shlex.join(["loaderkit", name, *paths])
     return Either(f"{name}({', '.join(map(repr, paths))})", command)

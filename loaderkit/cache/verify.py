@@ -18,8 +18,8 @@ from loaderkit.cache.files import (
     map_open_file,
     opened,
 )
-from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.errors import CacheError
 from loaderkit.notebook import HasCard, repr_in_a_line

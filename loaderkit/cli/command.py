@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from loaderkit.arguments import nearest_name
+from loaderkit.habits import COMMANDS
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -70,8 +71,11 @@ class SuggestingParser(argparse.ArgumentParser):
             r"(?:unrecognized arguments: (-\S+)|argument COMMAND: .*?'(\S+?)')", message
         )
         if unknown:
-            nearest = nearest_name(unknown[1] or unknown[2], self._known_words())
-            if nearest == unknown[1]:
+            word = unknown[1] or unknown[2]
+            nearest = nearest_name(word, self._known_words())
+            if word in COMMANDS:
+                message += f"; {COMMANDS[word]}"
+            elif nearest == word:
                 message += "; write it behind the command"
             elif nearest is not None:
                 message += f"; did you mean {nearest!r}?"

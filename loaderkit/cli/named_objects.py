@@ -14,7 +14,7 @@ from loaderkit.errors import LoaderkitError
 if TYPE_CHECKING:
     from types import ModuleType
 
-_WHY = "what is in code is named module:name, or file.py:name"
+HOW_TO_NAME = "what is in code is named module:name, or file.py:name"
 
 
 def named_dataset(text: str) -> Any:
@@ -63,6 +63,8 @@ def named_object(text: str) -> Any:
             reaches its user whole.
     """
     where, _, name = text.rpartition(":")
+    if not where:
+        raise _nothing_called(text, "there is no module in front of a colon")
     module = (
         _run_file(text, Path(where)) if where.endswith(".py") else _import_module(text)
     )
@@ -114,4 +116,4 @@ def _nothing_called(
     text: str, reason: str, fix: str = "check the name"
 ) -> LoaderkitError:
     message = f"There is nothing called {text!r}: {reason}."
-    return LoaderkitError(message, why=_WHY, fix=fix)
+    return LoaderkitError(message, why=HOW_TO_NAME, fix=fix)

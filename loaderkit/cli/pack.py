@@ -14,7 +14,8 @@ from loaderkit.cli.command import (
     size_in_bytes,
     storage_options,
 )
-from loaderkit.cli.named_objects import named_dataset
+from loaderkit.cli.named_objects import HOW_TO_NAME, named_dataset
+from loaderkit.errors import LoaderkitError
 
 if TYPE_CHECKING:
     from loaderkit.datasets.inspect import CacheSummary
@@ -75,6 +76,10 @@ def _open_source(options: argparse.Namespace) -> Any:
     # A colon may stand in a folder's name too.
     if ":" in options.source and not Path(options.source).exists():
         return named_dataset(options.source)
+    if options.source.endswith(".py") and Path(options.source).is_file():
+        message = f"{options.source} is a program, and no dataset."
+        fix = f"loaderkit pack {options.source}:NAME {options.cache}, of what it is "
+        raise LoaderkitError(message, why=HOW_TO_NAME, fix=f"{fix}called there")
     return PtFolder(
         options.source,
         pattern=options.pattern,

@@ -116,6 +116,11 @@ def _open_data(options: argparse.Namespace) -> Any:
         return samples_of_shape(options.data, options.batch_size)
     if is_url(options.data) or Path(options.data).is_dir():
         return open_cache(options.data)
+    if ":" not in options.data:
+        message = f"There is no data {options.data!r}."
+        why = "it is no cache here, no name of a dataset, and no shape of arguments"
+        fix = "file.py:name of a dataset, or the shape for one sample, such as 80x7"
+        raise LoaderkitError(message, why=why, fix=fix)
     return named_dataset(options.data)
 
 

@@ -7,4 +7,5 @@ written, read, joined and shown.  structure.py, encode.py and decode.py are how 
 becomes columns and a sample again, compiled_encoding.py how the next of its kind does
 so sooner; gathering.py, batches.py and dict_batches.py make whole batches from columns.
 owned_copy.py is copy-on-read itself, with its proof.
+fingerprint.py tells when a cache is stale.
 """

@@ -185,6 +185,16 @@ ABSENT: Mapping[str, tuple[str, str]] = {
             "dataset.transform = f; or open_cache(path, transform=f)",
         ),
     ),
+    **dict.fromkeys(
+        (
+            *("astype", "type", "half", "float", "double", "bfloat16", "int", "long"),
+            *("bool", "dtype", "numpy", "torch"),
+        ),
+        (
+            "fields keep the dtypes that the samples have",
+            "dataset.transform = f, or build_loader(dataset, batch_transform=f)",
+        ),
+    ),
     # Windows of series
     **dict.fromkeys(
         ("window", "windows", "rolling", "unfold", "sliding_window"),

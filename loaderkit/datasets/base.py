@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
@@ -38,9 +38,10 @@ from loaderkit.datasets.columns import (
     join_column,
     stores_of,
 )
+from loaderkit.datasets.compositions import KeyedConcatDataset, has_rows
 from loaderkit.datasets.dict_batches import RAGGED
-from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
 from loaderkit.datasets.rows import is_one, many_rows, one_row
@@ -281,16 +282,16 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         is_open = state is not None and state.opened is not None
         return is_open and name not in vars(self) and name in self._fields_if_open()
 
-    def __add__(self, other: Any) -> ConcatDataset[Any]:
+    def __add__(self, other: Any) -> KeyedConcatDataset[Any]:
         """Read another dataset behind this one, as torch's datasets are."""
-        if not _has_rows(other):
+        if not has_rows(other):
             raise refuse_operator(self, "+", right=other)
-        return ConcatDataset([self, other])
+        return KeyedConcatDataset([self, other])
 
-    def __radd__(self, other: Any) -> ConcatDataset[Any]:
-        if not _has_rows(other):
+    def __radd__(self, other: Any) -> KeyedConcatDataset[Any]:
+        if not has_rows(other):
             raise refuse_operator(self, "+", left=other)
-        return ConcatDataset([other, self])
+        return KeyedConcatDataset([other, self])
 
     def _stays_as_packed(self, wish: str) -> NotChangeableError:
         message = f"{type(self).__name__} cannot be changed: {wish}."
@@ -536,8 +537,3 @@ def _is_same(other: object, sample: object) -> bool:
         fix = "any(torch.equal(other, sample) for other in dataset), or "
         fix += "dataset.row_of(key) for a key"
         raise OptionError(message, why=why, fix=fix) from error
-
-
-def _has_rows(other: object) -> bool:
-    """Tell whether torch's ``ConcatDataset`` can read something."""
-    return hasattr(other, "__len__") and hasattr(other, "__getitem__")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
+    from loaderkit.datasets.dict_batches import Path
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.memory.page_locked import PageLockedBatch
 
@@ -170,8 +171,11 @@ class BatchJoining(SampleReading[T]):
         if not isinstance(pad_value, Mapping) and pad_value == 0:
             return
         names = fill_padding(batch, pad_value)
-        if isinstance(pad_value, Mapping) and not names.issuperset(pad_value):
-            self._check_padded_fields(set(pad_value) - names, names)
+        if isinstance(pad_value, Mapping):
+            if not names.issuperset(pad_value):
+                self._check_padded_fields(set(pad_value) - names, names)
+            if isinstance(batch, Mapping):
+                _check_no_lists(batch, pad_value)
 
     def _check_padded_fields(self, absent: set[str], names: Collection[str]) -> None:
         """Refuse names that neither this batch nor any sample of the cache has."""
@@ -236,10 +240,33 @@ class BatchJoining(SampleReading[T]):
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
     ) -> Any:
-        others = functools.partial(collate_samples, ragged=self.ragged)
+        if self.transform is not None and all(sample is None for sample in samples):
+            message = "The transform returned None for all samples of a batch."
+            why = "what it returns is the sample"
+            fix = "return the sample, also one that was changed in place"
+            raise DatasetError(message, why=why, fix=fix)
+        others = functools.partial(
+            collate_samples, ragged=self.ragged, is_ragged=self._is_ragged
+        )
         batch = join(samples, others, follow_batch, exclude_keys)
         self.fill_padding(batch)
         return batch
+
+    def _is_ragged(self, path: Path) -> bool:
+        """Tell whether the first axis of a field differs in other samples.
+
+        A transform may make a field of one size of one that differs in the cache: of
+        what it returns only those are known that ``pad_value`` names.
+
+        Args:
+            path: The keys that lead to the field.
+        """
+        if self.reads_cache:
+            return path in self._open_cache().ragged_paths
+        if isinstance(self.pad_value, Mapping):
+            names = [key for key in path if isinstance(key, str)]
+            return bool(names) and names[-1] in self.pad_value
+        return False
 
     def _joins_like(
         self, other: BatchJoining[Any] | None
@@ -259,6 +286,24 @@ def note_others(page_locked: PageLockedBatch | None) -> None:
     """Say that a batch is joined of samples in memory, and not gathered."""
     if page_locked is not None:
         page_locked.note_others()
+
+
+def _check_no_lists(batch: Mapping[Any, Any], named: Collection[str]) -> None:
+    """Refuse the name of a field whose samples are lists of numbers, which stay lists.
+
+    Raises:
+        DatasetError: There is one: its ``pad_value`` would do nothing.
+    """
+    for name in named:
+        values = batch.get(name)
+        if type(values) is not list or not values or type(values[0]) is not list:
+            continue
+        if all(isinstance(item, int | float) for item in values[0]):
+            message = f"pad_value names {name!r}, which is a list in each sample."
+            why = "tensors and arrays are padded; a list of numbers stays a list"
+            fix = 'pack(dataset.with_format("torch"), path) for those of Hugging Face; '
+            fix += f"or a transform that makes a tensor of sample[{name!r}]"
+            raise DatasetError(message, why=why, fix=fix)
 
 
 def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:

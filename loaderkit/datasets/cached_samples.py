@@ -16,8 +16,8 @@ from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.store import Store
 from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
-from loaderkit.datasets.fingerprint import key_in_code
 from loaderkit.datasets.freshness import check_fresh
+from loaderkit.datasets.key_texts import key_in_code
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.packing import Packed, has_cache, pack_source
 from loaderkit.datasets.room import page_cache_bytes

@@ -10,7 +10,11 @@ import torch
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
-from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
+from loaderkit.datasets.dict_batches import (
+    DictRecipe,
+    collate_samples,
+    ragged_paths,
+)
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
 from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.sizes import occurring, stored_bytes
@@ -258,7 +262,8 @@ def join_column(
         decode(fields[number], leaf_reader(opened.store, row), classes)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
-    return collate_samples(values, ragged)
+    paths = ragged_paths(opened.store, fields.values())
+    return collate_samples(values, ragged, paths.__contains__)
 
 
 def join_graph_column(
@@ -381,6 +386,11 @@ def _no_column(
         why = "it is a type of the graphs, and not one of their fields"
         return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
     names = sorted(_fields_of_variant(variant, key))
+    outer, dot, inner = name.replace("/", ".").partition(".")
+    if dot and outer in names:
+        why = f"{outer!r} is a field, and {inner!r} is probably within it"
+        steps = "".join(f"[{step!r}]" for step in inner.split("."))
+        return DatasetError(message, why=why, fix=f"dataset[{outer!r}]{steps}")
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:

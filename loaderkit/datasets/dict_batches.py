@@ -7,6 +7,9 @@ differs from sample to sample, ``ragged`` says what a batch holds in its place:
     "packed"   Packed(values [N, *rest], offsets [B + 1])
     "jagged"   a torch.nested tensor in jagged layout
 
+That holds for all batches of a dataset: one of samples that happen to be equally long
+is padded (packed, jagged) like the others, as the code behind it expects.
+
 Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dataclass.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -34,7 +37,7 @@ from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
     from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
+
+    Path: TypeAlias = "tuple[Any, ...]"
+    """The keys, names of attributes and numbers that lead to a field of a sample."""
 
 END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "packed": Packed,
@@ -162,12 +168,56 @@ class DictRecipe:
         return nbytes
 
 
-def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
+def ragged_paths(store: Store, variants: Iterable[Node]) -> frozenset[Path]:
+    """Find the fields whose first axis differs among the samples of a cache.
+
+    Args:
+        store: The cache.
+        variants: The ways in which its samples are built, or a part of them is.
+
+    Returns:
+        The keys that lead to each.
+    """
+    found: set[Path] = set()
+    for variant in variants:
+        found.update(_ragged_paths_of(_stack_equal_shapes(store, variant), ()))
+    return frozenset(found)
+
+
+def _ragged_paths_of(node: Node, path: Path) -> Iterator[Path]:
+    if isinstance(node, Leaf):
+        is_tensor = LEAF_KINDS[node.column.kind].in_dicts is DictJoin.TENSOR
+        if is_tensor and node.column.axis is not None:
+            yield path
+        return
+    row = NEST_KINDS[node.kind]
+    if not row.is_container:
+        return
+    keys = range(len(node.children)) if row.is_sequence else node.keys
+    for key, child in zip(keys, node.children, strict=True):
+        yield from _ragged_paths_of(child, (*path, key))
+
+
+def _never_ragged(path: Path) -> bool:
+    del path
+    return False
+
+
+def collate_samples(
+    samples: Sequence[Any],
+    ragged: str,
+    is_ragged: Callable[[Path], bool] = _never_ragged,
+    path: Path = (),
+) -> Any:
     """Batch samples that are in memory.
 
     Args:
         samples: At least one, all built alike.
         ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
+        is_ragged: Tells of the keys that lead to a field whether its first axis differs
+            elsewhere in the dataset.  Where that is not known, it is what these samples
+            show.
+        path: The keys that lead to these samples.
 
     Returns:
         The samples' nest, with a batch of values at each leaf.
@@ -178,25 +228,33 @@ def collate_samples(samples: Sequence[Any], ragged: str) -> Any:
     first = samples[0]
     if isinstance(first, torch.Tensor | np.ndarray):
         tensors = [torch.as_tensor(sample) for sample in samples]
-        if all(tensor.shape == tensors[0].shape for tensor in tensors):
+        are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
+        if are_alike and not (tensors[0].dim() and is_ragged(path)):
             return default_collate(tensors)
         if ragged == "padded":
             return pad(tensors)
         return END_TO_END[ragged](*concatenate(tensors))
     if isinstance(first, Mapping):
         batches = {
-            key: collate_samples([sample[key] for sample in samples], ragged)
+            key: collate_samples(
+                [sample[key] for sample in samples], ragged, is_ragged, (*path, key)
+            )
             for key in first
         }
         return batches if type(first) is dict else refilled(first, batches)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         batches = {
-            name: collate_samples([getattr(s, name) for s in samples], ragged)
+            name: collate_samples(
+                [getattr(s, name) for s in samples], ragged, is_ragged, (*path, name)
+            )
             for name in attribute_names(first)
         }
         return make_dataclass(type(first), batches)
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
-        items = [collate_samples(item, ragged) for item in zip(*samples, strict=True)]
+        items = [
+            collate_samples(item, ragged, is_ragged, (*path, number))
+            for number, item in enumerate(zip(*samples, strict=True))
+        ]
         if hasattr(first, "_fields"):
             return make_named_tuple(type(first), items)
         return items

@@ -24,8 +24,8 @@ from loaderkit.datasets.columns import (
     join_graph_column,
     join_labels,
 )
-from loaderkit.datasets.fingerprint import key_in_code
 from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.datasets.key_texts import key_in_code
 from loaderkit.datasets.lazy import LazySamples
 from loaderkit.datasets.room import Room
 from loaderkit.datasets.sample_reading import is_ours

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
-from loaderkit.cache.mirror import load_remote_manifest
 from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.store import Store
 from loaderkit.datasets.columns import dtype_in_words
 from loaderkit.datasets.open import open_cache

@@ -15,6 +15,8 @@ from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.fingerprint import fingerprint_value
 from loaderkit.datasets.pack_options import PackOptions
+from loaderkit.datasets.packing import Packed, pack_source
+from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 
 if TYPE_CHECKING:
@@ -120,6 +122,9 @@ class _MappedSamples(BaseDataset[Any]):
             k: v for k, v in fields.items() if k in returned or k not in self.removed
         }
 
+    def _pack_samples(self) -> Packed:
+        return pack_source(_KeyedLikeSource(self), self._cache_location, self.packing)
+
     def open_or_pack(self) -> MappedCache:
         """Give the cache of the new samples, packed now unless it was before."""
         opened = self._open_cache()
@@ -130,6 +135,18 @@ class _MappedSamples(BaseDataset[Any]):
             classes=tuple(self.classes[name] for name in names),
             ragged={"ragged": self.source.ragged, "pad_value": self.source.pad_value},
         )
+
+
+class _KeyedLikeSource(KeyedSource):
+    """Mapped samples, with the names that they had before."""
+
+    def __init__(self, mapped: _MappedSamples) -> None:
+        super().__init__(mapped)
+        self._source = mapped.source
+
+    def key(self, row: int) -> str:
+        """Name a sample as the dataset does that the function is called with."""
+        return self._source.key(row)
 
 
 def _default_path(source: BaseDataset[Any], mapped: _MappedSamples) -> Path:

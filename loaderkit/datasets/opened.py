@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import TypeVar
 
+from loaderkit.datasets.dict_batches import ragged_paths
 from loaderkit.datasets.gathering import BatchGather
 from loaderkit.datasets.kinds import Kind
 from loaderkit.datasets.room import check_chunks
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.dict_batches import Path
 
     Ints = NDArray[np.int64]
 
@@ -58,6 +60,11 @@ class OpenedCache:
         nests = self.structure.nests()
         stores = [nest for nest in nests if nest.kind is Kind.STORE]
         return frozenset(str(name) for store in stores for name in store.keys)
+
+    @functools.cached_property
+    def ragged_paths(self) -> frozenset[Path]:
+        """The keys that lead to each field whose first axis differs among samples."""
+        return ragged_paths(self.store, self.structure.variants)
 
     @property
     def holds_graphs(self) -> bool:

@@ -38,7 +38,8 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loaderkit.cache.build import Build, FinishedShard
+    from loaderkit.cache.build import Build
+    from loaderkit.cache.build_notes import FinishedShard
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.packing_team import PackingTeam
     from loaderkit.datasets.progress import Bar

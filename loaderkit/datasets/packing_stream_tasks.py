@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from loaderkit.cache.build import FinishedShard
+    from loaderkit.cache.build_notes import FinishedShard
     from loaderkit.datasets.packing_tasks import CommonRun
     from loaderkit.datasets.source_files import FileTracker
 

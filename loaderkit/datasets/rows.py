@@ -100,9 +100,13 @@ def many_rows(index: object, count: int) -> Ints:
         message += f"{type(index).__name__} of {rows.dtype}."
         why, fix = "others name no rows", "dataset[[0, 4, 2]]"
         if kind == "U":
-            # As pandas and Hugging Face's select_columns would have it.
-            why = "a field of all samples is asked for one at a time"
-            fix = "dataset[name]; of keys, dataset[[dataset.row_of(k) for k in keys]]"
+            # As pandas and Hugging Face's select_columns would have it, or keys.
+            message = "rows are integers, booleans or a slice, got texts: "
+            message += f"{show_value(index)}."
+            why = "texts are keys of samples, or name fields, which are asked for one "
+            why += "at a time"
+            fix = "dataset[name] for a field, dataset[name][key] for what is within "
+            fix += "it; of keys, dataset[[dataset.row_of(k) for k in keys]]"
         elif kind == "f":
             fix = "a share of the rows is a slice: [:0.8]"
         elif kind == "O":

@@ -12,9 +12,9 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import show_value, similar_name
 from loaderkit.datasets.cached_samples import CachedSamples
 from loaderkit.datasets.decode import decode
-from loaderkit.datasets.fingerprint import key_text
 from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError, leaf_reader
 from loaderkit.datasets.key_index import KeyIndex
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.plain import decode_text
@@ -160,8 +160,20 @@ class SampleReading(CachedSamples[T]):
                 return f"did you mean {nearest!r}?"
         return "dataset.key(row) names the sample of a row"
 
+    def all_rows_of(self, key: object) -> list[int]:
+        """Find all rows whose samples have a key; mostly there is one, or none.
+
+        Args:
+            key: As for ``row_of``.
+        """
+        return list(self._rows_with_key(key_text(key)))
+
     def _find_row(self, text: str) -> int | None:
         """Find the row of a key's text; None where no sample has it."""
+        return next(self._rows_with_key(text), None)
+
+    def _rows_with_key(self, text: str) -> Iterator[int]:
+        """Find the rows of a key's text, in order."""
         own = self._loaderkit
         if own.key_index is None:
             own.key_index = KeyIndex(self._texts_of_keys())
@@ -169,7 +181,7 @@ class SampleReading(CachedSamples[T]):
         if own.rows is not None:
             rows = np.flatnonzero(np.isin(own.rows, rows))
         # Of many keys two may have one hash.
-        return next((row for row in rows.tolist() if self.key(row) == text), None)
+        yield from (row for row in rows.tolist() if self.key(row) == text)
 
     def _texts_of_keys(self) -> Iterator[str]:
         """Give the keys of all samples of the cache, in its order."""

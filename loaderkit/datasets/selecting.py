@@ -7,7 +7,7 @@ makes new samples; it packs them into a cache of their own.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from loaderkit.arguments import (
 )
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.rows import many_rows
-from loaderkit.errors import OptionError
+from loaderkit.errors import NoSuchKeyError, OptionError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -186,10 +186,10 @@ class RowSelection(Generic[T]):
         if not check_truth("shuffle", shuffle):
             order = np.arange(len(self))
             chosen = order[train : train + test]
-            return {"train": self.subset(order[:train]), "test": self.subset(chosen)}
+            return Split(train=self.subset(order[:train]), test=self.subset(chosen))
         order = _random_rows(len(self), seed, generator)
         remaining = order[test : test + train]
-        return {"train": self.subset(remaining), "test": self.subset(order[:test])}
+        return Split(train=self.subset(remaining), test=self.subset(order[:test]))
 
     def filter(
         self,
@@ -208,7 +208,8 @@ class RowSelection(Generic[T]):
             A dataset of these rows, over the same cache.
 
         Raises:
-            OptionError: An argument is not what it should be.
+            OptionError: An argument is not what it should be, or the function answers
+                neither yes nor no.
         """
         refuse_options("filter", others, ("function", "with_indices"))
         check_callable("function", function, "lambda sample: ...")
@@ -217,9 +218,41 @@ class RowSelection(Generic[T]):
         for start in range(0, len(self), _READ_TOGETHER):
             rows = range(start, min(start + _READ_TOGETHER, len(self)))
             for row, sample in zip(rows, self.read_together(rows), strict=True):
-                if function(sample, row) if with_indices else function(sample):
+                answer = function(sample, row) if with_indices else function(sample)
+                if _is_yes(answer, row):
                     chosen_rows.append(row)
         return self.subset(np.array(chosen_rows, np.int64))
+
+
+class Split(dict[str, T]):
+    """The parts of a dataset by name, as Hugging Face's ``DatasetDict`` has them."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        message = f"There is no part {show_value(name)} of this split."
+        why = f"its parts are {' and '.join(map(repr, self))}"
+        fix = "split['test']; split['train'].train_test_split(0.1) makes another part"
+        raise NoSuchKeyError(message, why=why, fix=fix)
+
+
+def _is_yes(answer: object, row: int) -> bool:
+    """Take what a function of ``filter`` says of a sample.
+
+    Raises:
+        OptionError: It is neither yes nor no: None, or several truths.
+    """
+    if answer is None:
+        message = f"The function of filter returned None for row {row}."
+        why = "it says which samples to keep"
+        fix = "return True or False at the end of the function"
+        raise OptionError(message, why=why, fix=fix)
+    try:
+        return bool(answer)
+    except (RuntimeError, ValueError) as error:
+        message = f"The function of filter returned {kind_of(answer)} for row {row}, "
+        message += "which is neither true nor false."
+        why = "it has several values, and a sample is kept or not"
+        fix = "lambda sample: bool(f(sample).all()), or .any()"
+        raise OptionError(message, why=why, fix=fix) from error
 
 
 def _random_rows(count: int, seed: int | None, generator: object) -> Ints:

@@ -31,20 +31,22 @@ from loaderkit.arguments import (
     show_value,
     with_article,
 )
-from loaderkit.cache.layout import MANIFEST
+from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
+from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
     CodeOfLoad,
     Fingerprint,
     fingerprint_of,
-    key_text,
     read_code,
 )
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.fixes import Fix, Open, Pack, Setting
+from loaderkit.habits import reader_of
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 from loaderkit.units import count_of
@@ -271,8 +273,14 @@ class MapSource:
         return len(self._dataset)
 
     def key(self, row: int) -> str:
-        """Number the sample."""
+        """Name the sample as the dataset does; number it where it has no names."""
+        if self._has_keys:
+            return key_of(self._dataset, row)
         return str(row)
+
+    @functools.cached_property
+    def _has_keys(self) -> bool:
+        return has_keys(self._dataset)
 
     def read(self, row: int) -> Any:
         """Read a sample, without letting an ``InMemoryDataset`` keep a copy of it."""
@@ -297,7 +305,7 @@ class MapSource:
         return None
 
     def named_files(self) -> Iterator[str]:
-        """Name none: numbers are the keys."""
+        """Name none: of a cache, keys are only names."""
         return iter(())
 
     def runs_user_code(self) -> bool:
@@ -396,10 +404,10 @@ class KeyedSource:
     def fingerprint(self) -> Fingerprint:
         """Look at the code of ``load``, the keys and the class's version."""
         version = str(getattr(self._dataset, "version", ""))
-        return self._code.fingerprint(self._keys, version=version)
+        return self._code_of_load.fingerprint(self._keys, version=version)
 
     @functools.cached_property
-    def _code(self) -> CodeOfLoad:
+    def _code_of_load(self) -> CodeOfLoad:
         """The code of ``load``: read once, since graphs on ``self`` take seconds."""
         return read_code(self._dataset.load)
 
@@ -415,7 +423,7 @@ class KeyedSource:
             yield os.path.abspath(root)
         yield from files_named_by(self._keys, root)
         yield from files_named_by(self._users_attributes().values(), root)
-        yield from files_named_in_code(self._code.paths, root)
+        yield from files_named_in_code(self._code_of_load.paths, root)
 
     def runs_user_code(self) -> bool:
         """``load`` is the user's."""
@@ -478,8 +486,10 @@ class PtFolder:
             fix = Fix.of(f"its whole path; a relative one begins at {Path.cwd()}")
             if self.path.is_file():
                 message = f"{self.path} is a file, no folder."
-                loaded = Pack(f"torch.load({str(self.path)!r})")
-                fix = Fix.of(loaded, " for a list in a file")
+                reader = reader_of(str(self.path))
+                fix = Fix.of("a SafeDataset with keys(), and load(key) that reads it")
+                if reader:
+                    fix = Fix.of(Pack(reader), ", for samples in a file")
             raise DatasetError(message, why=why, fix=fix)
 
     def _matching_files(self) -> Sequence[str]:
@@ -493,6 +503,10 @@ class PtFolder:
             message = f"{self.path} is a cache, and no folder of samples."
             cache = Open(str(self.path))
             raise DatasetError(message, why="it is packed already", fix=cache)
+        if (self.path / BUILDING).exists():
+            message = f"{self.path} is a half-packed cache, and no folder of samples."
+            why = "a packing run was stopped before it ended"
+            raise DatasetError(message, why=why, fix="run that one again")
         other_names = sorted(file.name for file in self.path.iterdir())[:3]
         message = f"No file in {self.path} matches {self.pattern!r}."
         why = f"it holds {', '.join(other_names) or 'nothing'}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.detector import LeakDetector, check_detector
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.report import LeakReport
 
 
+@answer_wrong_names()
 class LeakCallback(Callback):  # type: ignore[misc]
     """Judges memory over the epochs of training, or over every N batches.
 
@@ -24,7 +25,6 @@ class LeakCallback(Callback):  # type: ignore[misc]
             epochs.  A new one that raises if None.
     """
 
-    @suggest_keywords
     def __init__(self, detector: LeakDetector | None = None) -> None:
         check_detector(detector)
         self.detector = detector or LeakDetector()

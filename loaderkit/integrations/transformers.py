@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.detector import LeakDetector, check_detector
 
 if TYPE_CHECKING:
     from loaderkit.leaks.report import LeakReport
 
 
+@answer_wrong_names()
 class LeakCallback(TrainerCallback):  # type: ignore[misc]
     """Judges memory over the epochs of training, or over every N steps.
 
@@ -22,7 +23,6 @@ class LeakCallback(TrainerCallback):  # type: ignore[misc]
             A new one that raises if None.
     """
 
-    @suggest_keywords
     def __init__(self, detector: LeakDetector | None = None) -> None:
         check_detector(detector)
         self.detector = detector or LeakDetector()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from loaderkit.loader.ranks import Ranks
 
 
+_RANK = "rank"
+"""Word for the rank that the caller passed, among what the ranks tell each other."""
+
+
 class OrderAgreement:
     """Compares what an epoch follows from with the other ranks, before it begins.
 
@@ -69,7 +73,11 @@ class OrderAgreement:
         """
         self.is_first = False
         texts = {name: json.dumps(value) for name, value in order.items()}
-        for name, values in _gather_texts(texts).items():
+        gathered = _gather_texts({_RANK: str(self.ranks.rank), **texts})
+        ranks = [int(text) for text in gathered.pop(_RANK)]
+        if len(set(ranks)) < len(ranks):
+            raise _same_rank_twice(ranks)
+        for name, values in gathered.items():
             if len(set(values)) > 1:
                 raise _differing_ranks(name, values)
 
@@ -81,8 +89,9 @@ class OrderAgreement:
             return False
         if not group.is_initialized():
             return False
-        known = (group.get_rank(), group.get_world_size())
-        return known == (self.ranks.rank, self.ranks.world_size)
+        # Not whether the rank is the same too: where a caller passed a wrong one, some
+        # processes would ask and wait for others that do not.
+        return bool(group.get_world_size() == self.ranks.world_size)
 
 
 def _gather_texts(texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -98,6 +107,17 @@ def _gather_texts(texts: Mapping[str, str]) -> dict[str, list[str]]:
         if through is not None:
             group.destroy_process_group(through)
     return {name: [own.get(name, "") for own in texts_by_rank] for name in texts}
+
+
+def _same_rank_twice(ranks: list[int]) -> LoaderError:
+    """Say that processes were given the same part; ``ranks`` are those they passed."""
+    twice = next(rank for rank in ranks if ranks.count(rank) > 1)
+    processes = [str(place) for place, rank in enumerate(ranks) if rank == twice]
+    message = f"Processes {' and '.join(processes)} of torch.distributed read as rank "
+    message += f"{twice} of {len(ranks)}, each of them."
+    why = f"the samples of that rank would come {len(processes)} times, others never"
+    fix = "rank=torch.distributed.get_rank(); or leave rank and world_size out"
+    return LoaderError(message, why=why, fix=fix)
 
 
 def _differing_ranks(name: str, values: list[str]) -> LoaderError:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 import torch
 from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
-from loaderkit.dataset_protocol import PaddedValues, as_cached, fill_padding
+from loaderkit.dataset_protocol import (
+    PaddedValues,
+    as_cached,
+    fill_padding,
+    innermost,
+)
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
 from loaderkit.loader.failures import Failure
@@ -18,6 +23,7 @@ from loaderkit.loader.missing_rows import (
     gives_truths,
 )
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
+from loaderkit.loader.unlike_samples import difference_of
 from loaderkit.loader.users_errors import error_about, mend
 from loaderkit.memory.shm_batch import (
     SegmentRing,
@@ -91,7 +97,7 @@ def fetch(
     except LoaderkitError:
         raise
     except Exception as error:
-        raise _error_of_joining(dataset, rows, collate, error) from error
+        raise _error_of_joining(dataset, rows, samples, collate, error) from error
 
     if transform is not None:
         which_samples = f"the samples {names_of(dataset, rows)}"
@@ -138,9 +144,13 @@ def _read_samples(
 
 
 def _error_of_joining(
-    dataset: IndexedSamples, rows: Sequence[Any], collate: Collate, error: Exception
+    dataset: IndexedSamples,
+    rows: Sequence[Any],
+    samples: Any,
+    collate: Collate,
+    error: Exception,
 ) -> LoaderError:
-    """Say which samples were not joined, and by which function."""
+    """Say which samples were not joined, and by which function, or why not."""
     what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
     if isinstance(collate, OneByOne):
         what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
@@ -149,7 +159,15 @@ def _error_of_joining(
     if not len(rows):
         what = "A batch without samples could not be joined: "
         fix = "leave empty batches out of the batch_sampler"
-    return error_about(what, error, fix)
+    why = None
+    if isinstance(collate, Join) and type(samples) is list and samples:
+        # No code of the user ran: which line of ours raised it would say nothing.
+        with contextlib.suppress(Exception):  # samples may be of any class
+            why = difference_of(samples) or None
+        if len(set(map(type, samples))) > 1:
+            fix = "read each kind of samples by a loader of its own; or collate_fn=... "
+            fix += "that joins them"
+    return error_about(what, error, fix, why=why)
 
 
 def how_to_join(collate: Collate) -> str:
@@ -255,8 +273,16 @@ def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise error_about(what, error, mend(_SAMPLE)) from error
+        raise error_about(what, error, mend(_what_made(dataset))) from error
     return samples
+
+
+def _what_made(dataset: object) -> str:
+    """Name what a sample that could not be read is made by, and what else helps."""
+    cached = as_cached(innermost(dataset))
+    if cached is None or cached.transform is None:
+        return _SAMPLE
+    return f"{name_of_function(cached.transform)}, or {_SAMPLE}"
 
 
 class _Untransformed(NamedTuple):

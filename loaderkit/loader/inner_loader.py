@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import OneByOne
@@ -91,6 +90,7 @@ class BatchesOfThisProcess(Iterator["Delivery"]):
         batches: Gives the rows of each batch.
         stand_in: Makes the delivery of some rows.
         page_locked: Where batches are made; None for ordinary memory.
+        must_pin: See ``Delivery``.
     """
 
     def __init__(
@@ -98,10 +98,13 @@ class BatchesOfThisProcess(Iterator["Delivery"]):
         batches: IterationBatches,
         stand_in: MapBatches,
         page_locked: PageLockedMemory | None,
+        *,
+        must_pin: bool,
     ) -> None:
         self._rows = iter(batches)
         self._stand_in = stand_in
         self._page_locked = page_locked
+        self._must_pin = must_pin
 
     def __next__(self) -> Delivery:
         # A private name of torch, which has no public way to ask.  A torch without it
@@ -118,9 +121,8 @@ class BatchesOfThisProcess(Iterator["Delivery"]):
         page_locked = PageLockedBatch(self._page_locked)
         delivery = self._stand_in.__getitems__(rows, page_locked)
         if page_locked.lacks_locking:
-            # As torch does it, whose tensors pass that are page-locked already.
-            locked: Delivery = pin_memory(delivery)  # type: ignore[no-untyped-call]
-            return locked
+            # What is page-locked already passes.
+            return replace(delivery, must_pin=self._must_pin).pin_memory()
         return delivery
 
 
@@ -160,7 +162,9 @@ def open_inner_iterator(
         stand_in.restore(0)  # as WorkerStart does in each worker
         is_done_here = not outer.pin_memory or page_locked is not None
         if is_done_here and source.batches is not None:
-            return BatchesOfThisProcess(source.batches, stand_in, page_locked)
+            return BatchesOfThisProcess(
+                source.batches, stand_in, page_locked, must_pin=setup.must_pin
+            )
     # Workers read with numbers of ours, so what the user seeds there has no effect.
     replaces_seeds = setup.seeded or setup.iterable is not None
     worker_start = WorkerStart(

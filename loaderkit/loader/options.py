@@ -342,7 +342,7 @@ def _at_least(least: int) -> Check:
     return lambda name, value: check_integer(name, value, least=least)
 
 
-def _within(least: int, most: int) -> Check:
+def _integer_within(least: int, most: int) -> Check:
     return lambda name, value: check_integer(name, value, least=least, most=most)
 
 
@@ -414,7 +414,7 @@ _CHECKS: Mapping[str, Check] = {
     "shuffle": _one_of(True, False, "block"),
     "seed": _check_seed,
     "drop_last": check_truth,
-    "world_size": _within(1, _MOST_RANKS),
+    "world_size": _integer_within(1, _MOST_RANKS),
     "rank": _at_least(0),
     "timeout": _check_timeout,
     "collate_fn": _callable_like("lambda samples: samples", "samples"),

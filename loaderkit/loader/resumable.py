@@ -352,9 +352,9 @@ class EpochBatches(Sampler[list[int]]):
             # began the epoch with other ranks or batch sizes.  Batch numbers would
             # repeat between ranks.
             seed = mix_seed(self.rule.seed, at.epoch, epoch.offset(number))
-            yield SeededRows(rows, number, seed, self._bound(rows))
+            yield SeededRows(rows, number, seed, self._padded_length(rows))
 
-    def _bound(self, rows: list[int]) -> int | None:
+    def _padded_length(self, rows: list[int]) -> int | None:
         """Return the length that the ragged fields of a batch are padded to."""
         if self.rule.bucket_by != "tokens":
             return None

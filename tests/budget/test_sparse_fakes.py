@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.step import kernel_calls
+from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.estimate import summarise
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.sparse_fakes import SparseFakes
@@ -136,7 +137,7 @@ def test_an_operator_gives_as_many_elements_as_for_real(name, count, coalesced):
         # A mask's first operand is made here, without memory.
         fake_arguments = arguments_of(fake_left, fake_right)
 
-    made = fakes.run(func, fake_arguments, {})
+    made = fakes.run(func, fake_arguments, {}, tensors_in(fake_arguments))
 
     real = func(*arguments_of(left, right))
     indices, values = fakes.parts_of(made)

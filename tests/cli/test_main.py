@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,8 +13,10 @@ import torch
 from torch_geometric.data import Data
 
 import loaderkit
-from loaderkit.cli.main import build_parser, main
+from loaderkit.cache.layout import BUILDING
+from loaderkit.cli.main import COMMANDS, build_parser, main
 from loaderkit.cli.molecules import read_molecules
+from loaderkit.habits import COMMANDS as HABITS_OF_COMMANDS
 
 
 @pytest.fixture(autouse=True)
@@ -295,3 +298,49 @@ def test_a_plan_that_cannot_be_made_says_why(tmp_path, capsys):
     assert "no type of tensor" in capsys.readouterr().err
     assert main(["plan", f"{code}:Large", "7"]) == 1
     assert "nothing called" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", sorted(HABITS_OF_COMMANDS))
+def test_a_command_that_there_is_not_is_answered_with_what_does_it(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([word, "a.lk"])
+    message = capsys.readouterr().err
+
+    assert ended.value.code == 2
+    assert HABITS_OF_COMMANDS[word] in message
+    command = re.search(r"use '(\w+)'", message)
+    function = re.search(r"Python: loaderkit\.(\w+)\(", message)
+    if command:
+        assert command[1] in {known.name for known in COMMANDS}
+    else:
+        assert function[1] in loaderkit.__all__
+
+
+def test_an_unknown_command_is_not_said_to_stand_in_the_wrong_place(capsys):
+    with pytest.raises(SystemExit):
+        main(["xylophone"])
+
+    assert "behind" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("pack {file} new.lk", "loaderkit pack {file}:NAME new.lk"),
+        ("plan {file}:MODEL 1xx3", "such as 80x7"),
+        ("plan MODEL 80x7", "check the name"),
+        ("pack half.lk new.lk", "run that one again"),
+    ],
+)
+def test_what_names_no_data_is_answered(words, fix, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "data_of_main.py"
+    file.write_text("import torch\nMODEL = torch.nn.Linear(3, 3)\n")
+    (tmp_path / "half.lk").mkdir()
+    (tmp_path / "half.lk" / BUILDING).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    status = main(words.format(file=file).split())
+
+    assert status == 1
+    assert fix.format(file=file) in capsys.readouterr().err

@@ -12,6 +12,7 @@ import os
 import resource
 import warnings
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import strangers
@@ -126,26 +127,36 @@ class Figures:
         )
 
 
-def try_in_child(folder, numbers, times):
+class Trial(NamedTuple):
+    """Some mutants, and what a question to one may take."""
+
+    numbers: range
+    """Which mutants."""
+    times: int
+    """Private memory, as a multiple of a shard.  The batch of all samples may take what
+    it has when it is done and one shard less: PyG's vector ``batch``, its sparse blocks
+    and Python's own strings and numbers make more than twice a shard of what a shard
+    has."""
+
+
+def try_in_child(folder, trials):
     """Read large mutants in a process with an allocator that keeps nothing.
 
     Args:
         folder: Where they may be written.
-        numbers: Which mutants.
-        times: Private memory that a question may take, as a multiple of a shard.  The
-            batch of all samples may take what it has when it is done and one shard
-            less: PyG's vector ``batch``, its sparse blocks and Python's own strings and
-            numbers make more than twice a shard of what a shard has.
+        trials: One after the other in the same process, which takes 6 s of CPU to
+            begin: it imports PyG and packs what it changes.
 
     Returns:
-        Figures: a failure is anything but an answer, or an error of loaderkit's.
+        Figures of each: a failure is anything but an answer, or an error of
+        loaderkit's.
 
     Raises:
         EOFError: The process ended before its time.
     """
     spawn = multiprocessing.get_context("spawn")  # glibc reads ALLOCATOR as it starts
     answers, theirs = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_send_figures, args=(folder, numbers, times, theirs))
+    child = spawn.Process(target=_send_figures, args=(folder, trials, theirs))
     child.start()
     theirs.close()
     figures = answers.recv()
@@ -153,12 +164,8 @@ def try_in_child(folder, numbers, times):
     return figures
 
 
-def _send_figures(folder, numbers, times, answers):
+def _send_figures(folder, trials, answers):
     os.environ["XDG_CACHE_HOME"] = str(folder / "home")
-    answers.send(_try_mutants(folder, numbers, times))
-
-
-def _try_mutants(folder, numbers, times):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     make = functools.partial(strangers.Seed.make, kinds=SEEDS, shard_bytes=SHARD_BYTES)
@@ -166,10 +173,21 @@ def _try_mutants(folder, numbers, times):
     # In a process of its own, so that questions find nothing that these left free.
     with multiprocessing.get_context("fork").Pool(1) as pool:
         kept = [pool.apply(_whole_batch_bytes, (seed, folder)) for seed in seeds]
-    whole_bytes = {seed.name: each for seed, each in zip(seeds, kept, strict=True)}
-    mutator, figures = strangers.Mutator(seeds), Figures()
-    path, before = folder / "m", {}
-    path.mkdir()
+    whole_bytes = {seed.name: nbytes for seed, nbytes in zip(seeds, kept, strict=True)}
+    figures = []
+    for number, trial in enumerate(trials):
+        path = folder / f"mutants {number}"
+        path.mkdir()
+        # And here, so that one trial does not live on what another has left free.
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            arguments = (seeds, path, trial, whole_bytes)
+            figures.append(pool.apply(_try_mutants, arguments))
+    answers.send(figures)
+
+
+def _try_mutants(seeds, path, trial, whole_bytes):
+    numbers, times = trial
+    mutator, figures, before = strangers.Mutator(seeds), Figures(), {}
     for number in numbers:
         mutant = mutator.mutant(number)
         before = mutant.write(path, before)

@@ -130,6 +130,81 @@ def test_a_field_that_varies_is_ragged_in_every_batch(tmp_path):
     assert isinstance(dataset.batch([1, 1])["t"], Padded)  # one shape in this batch
 
 
+NESTS = {
+    "dict": lambda t: {"t": t, "n": len(t)},
+    "dict of numbers": lambda t: {1: t},
+    "tuple": lambda t: (t, "text"),
+    "list": lambda t: [torch.ones(2), t],
+    "named": lambda t: Pair(t, torch.zeros(2)),
+    "dataclass": lambda t: Item(t, 3),
+    "deep": lambda t: {"a": [{"t": t}], "t": torch.ones(3)},
+    "alone": lambda t: t,
+    "array": lambda t: {"t": t.numpy()},
+    "in two ways": lambda t: {"t": t, **({"rare": 1} if len(t) == 5 else {})},
+}
+LENGTHS = [1, 3, 3, 5, 1, 3]
+
+
+@pytest.mark.slow
+@given(
+    nest=st.sampled_from(sorted(NESTS)),
+    rows=st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, max_size=3),
+    ragged=st.sampled_from(["padded", "packed"]),
+)
+@settings(max_examples=40)
+def test_how_a_field_is_joined_follows_from_the_dataset_and_not_from_the_draw(
+    tmp_path_factory, nest, rows, ragged
+):
+    samples = [NESTS[nest](torch.full((n, 2), float(n))) for n in LENGTHS]
+    path = tmp_path_factory.mktemp("d") / "c.lk"
+    dataset = pack(samples, path, workers=0)
+    dataset = open_cache(path, ragged=ragged, classes=[Pair, Item])
+
+    [by_torch] = DataLoader(dataset[rows], len(rows), collate_fn=dataset.collate)
+    by_hand = dataset.collate([dataset[row] for row in rows])
+    gathered = dataset.batch(rows)
+
+    assert_same(by_torch, gathered)
+    assert_same(by_hand, gathered)
+    field = {"padded": Padded, "packed": Packed}[ragged]
+    assert sum(isinstance(part, field) for part in parts_of(gathered)) == 1
+
+
+def parts_of(batch: Any) -> list[Any]:
+    """List a batch and all that it holds, down to its ragged fields."""
+    inside: Any = ()
+    if dataclasses.is_dataclass(batch):
+        inside = vars(batch).values()
+    elif isinstance(batch, dict):
+        inside = batch.values()
+    elif isinstance(batch, list | tuple) and not isinstance(batch, Padded | Packed):
+        inside = batch
+    return [batch, *(part for item in inside for part in parts_of(item))]
+
+
+def test_a_column_of_samples_built_differently_is_ragged_as_their_batches_are(tmp_path):
+    samples = [NESTS["in two ways"](torch.ones(n, 2)) for n in (3, 5, 5)]
+    samples[1].pop("rare")
+
+    dataset = pack(samples, tmp_path / "c.lk")[[1, 2]]
+
+    assert isinstance(dataset["t"], Padded)
+    assert isinstance(dataset.batch([0, 1])["t"], Padded)
+
+
+def test_what_a_transform_makes_is_ragged_where_a_pad_value_names_it(tmp_path):
+    pack(RAGGED, tmp_path / "c.lk")
+
+    def first_row(sample):
+        return {"t": sample["t"], "first": sample["t"][:1]}
+
+    named = open_cache(tmp_path / "c.lk", transform=first_row, pad_value={"t": -1})
+    batch = named.batch([1, 1])
+
+    assert isinstance(batch["t"], Padded)
+    assert batch["first"].shape == (2, 1, 2)  # one size, as the transform makes it
+
+
 @pytest.mark.parametrize("ragged", ["padded", "packed", "jagged"])
 def test_without_a_cache_the_choice_is_the_same(ragged):
     class Bare(SafeDataset):

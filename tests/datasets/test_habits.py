@@ -997,7 +997,7 @@ def test_the_advice_on_an_option_is_one_that_the_method_takes(rows, method):
 
 def test_fields_asked_as_a_list_are_answered(rows):
     with pytest.raises(
-        TypeError, match=r"(?s)a field of all samples is .* dataset\[name\]"
+        TypeError, match=r"(?s)name fields, which are asked .* dataset\[name\]"
     ):
         rows[["label", "text"]]
     with pytest.raises(TypeError, match=r"a share of the rows is a slice"):

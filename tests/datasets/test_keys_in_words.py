@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import loaderkit
 from loaderkit.arguments import show_value
 from loaderkit.cli.main import main
-from loaderkit.datasets.fingerprint import fingerprint_of, key_in_code, key_text
+from loaderkit.datasets.fingerprint import fingerprint_of
+from loaderkit.datasets.key_texts import key_in_code, key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.errors import DatasetError, OptionError
 

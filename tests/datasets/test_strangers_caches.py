@@ -108,17 +108,14 @@ def allocator(monkeypatch):
 @pytest.mark.needs("proc")
 @pytest.mark.usefixtures("allocator")
 def test_a_mutant_takes_at_most_twice_its_shard(tmp_path):
-    figures = large_strangers.try_in_child(tmp_path, range(40), times=2)
+    law = large_strangers.Trial(range(40), times=2)
+    planted = large_strangers.Trial(range(5), times=0)
+
+    figures, of_planted = large_strangers.try_in_child(tmp_path, [law, planted])
 
     assert not figures.failures, "\n".join(map(str, figures.failures))
     assert figures.answered > 40
-
-
-@pytest.mark.slow
-@pytest.mark.needs("proc")
-@pytest.mark.usefixtures("allocator")
-def test_a_mutant_that_takes_more_than_it_may_is_found(tmp_path):
-    assert large_strangers.try_in_child(tmp_path, range(5), times=0).failures
+    assert of_planted.failures
 
 
 @pytest.mark.slow

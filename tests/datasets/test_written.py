@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from loaderkit.datasets.fingerprint import _is_users_module, fingerprint_of
+from loaderkit.datasets.fingerprint import fingerprint_of
 from loaderkit.datasets.written import find_written
+from loaderkit.library_files import is_users_module
 
 SETTINGS = """
 LEVELS = ["low", "high"]
@@ -123,7 +124,7 @@ def test_modules_of_libraries_are_not_looked_into(fingerprint):
     module = sys.modules["readers"]
 
     assert find_written(module, "kwlist", lambda _: True).scope.__name__ == "keyword"
-    assert find_written(module, "kwlist", _is_users_module) is None
+    assert find_written(module, "kwlist", is_users_module) is None
 
 
 def test_what_fills_while_samples_are_loaded_is_not(fingerprint):

@@ -178,6 +178,8 @@ def make(way, number):
         "stream": {"seed": number, "rank": rank, "world_size": 2},
         "size": {"batch_size": 1 + number, "seed": 1},
         "alone": {"shuffle": True, "seed": number, "rank": 0, "world_size": 1},
+        "same rank": {"seed": 1, "rank": 0, "world_size": 2},
+        "ranks exchanged": {"seed": 1, "rank": 1 - rank, "world_size": 2},
     }[way]
     return loaderkit.build_loader(
         Stream() if way == "stream" else data, num_workers=0, probe=False, **options
@@ -189,6 +191,7 @@ dist.init_process_group("gloo")
 loaders = [("early", early)]
 loaders += [(way, make(way, rank)) for way in WAYS]
 loaders += [("equal " + way, make(way, 1)) for way in WAYS]
+loaders += [(way, make(way, 1)) for way in ("same rank", "ranks exchanged")]
 for way, loader in loaders:
     try:
         rows = [row for _ in range(2) for batch in loader for row in batch.tolist()]
@@ -212,8 +215,10 @@ def test_orders_that_differ_between_ranks_are_refused_on_all_of_them(tmp_path):
 
     for way, (first, second) in ranks_read.items():
         assert first == second, way
-        if way.startswith("equal") or way == "alone":
+        if way.startswith("equal") or way in {"alone", "ranks exchanged"}:
             assert first == "read"
+        elif way == "same rank":
+            assert "each of them" in first
         else:
             assert first.startswith("The ranks have different ")
     assert "different seed: 0 on rank 0, 1 on rank 1" in ranks_read["seed"][0]

@@ -2,8 +2,8 @@
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
 from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``,
-``drawn_zoo.py`` and for each kind of ``drawn_fields.py``, ``drawn_graph_fields.py`` and
-``drawn_options.py``, and a summary at the end.
+``drawn_zoo.py`` and for each kind of ``drawn_fields.py``, ``drawn_graph_fields.py``,
+``drawn_options.py`` and ``drawn_habits.py``, and a summary at the end.
 """
 
 import os
@@ -16,6 +16,8 @@ from drawn_fields import KINDS as FIELDS
 from drawn_fields import draw_field_step
 from drawn_graph_fields import KINDS as GRAPH_FIELDS
 from drawn_graph_fields import draw_graph_field_step
+from drawn_habits import KINDS as HABITS
+from drawn_habits import draw_habit_step
 from drawn_models import FAMILIES as FAMILIES_OF_MODELS
 from drawn_models import draw_model_step
 from drawn_options import KINDS as OPTIONS
@@ -45,6 +47,8 @@ def draw(family, seed):
         return draw_graph_field_step(seed, kind)
     if area == "options":
         return draw_option_step(seed, kind)
+    if area == "habits":
+        return draw_habit_step(seed, kind)
     return draw_storage_step(seed, family)
 
 
@@ -56,6 +60,7 @@ def draw(family, seed):
         *(f"fields: {kind}" for kind in FIELDS),
         *(f"graphs: {kind}" for kind in GRAPH_FIELDS),
         *(f"options: {kind}" for kind in OPTIONS),
+        *(f"habits: {kind}" for kind in HABITS),
     ],
 )
 def test_the_profilers_peak_is_in_the_interval(family, seed):

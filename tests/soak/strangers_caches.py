@@ -46,7 +46,8 @@ def test_large_mutants_take_at_most_twice_their_shard(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     started, numbers = time.monotonic(), range(FIRST, FIRST + LARGE)
 
-    figures = large_strangers.try_in_child(tmp_path, numbers, times=2)
+    trial = large_strangers.Trial(numbers, times=2)
+    (figures,) = large_strangers.try_in_child(tmp_path, [trial])
 
     seconds = time.monotonic() - started
     most = (

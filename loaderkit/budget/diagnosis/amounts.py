@@ -25,10 +25,11 @@ SIZE = rf"(?:0x[0-9a-f]{{2,16}} ?bytes?\b|\d[\d.,]{{0,30}}(?: ?|-){_UNIT})"
 _AMOUNT = compile_words(
     rf"(?<![\w.,])(?<!\s-)(?P<part>\d[\d.]{{0,12}})(?P<part_unit> ?{_UNIT})?"
     rf" ?(?:/|of(?: its| the| a total of)?) ?(?P<whole>\d[\d.]{{0,12}} ?{_UNIT})"
-    rf"|(?<![\w.,])(?<!\s-)(?P<size>{SIZE})"
+    rf"|(?<![\w.,])(?<!\s-)(?!(?<=[a-z]-)\d{{1,4}}b\b)(?P<size>{SIZE})"
     r"(?: ?\( ?(?P<exact>\d[\d,]{0,24}) ?(?:bytes?|B) ?\))?"
 )
-"""With a sign before it, it is what is missing, and no amount of anything."""
+"""With a sign before it, it is what is missing, and no amount of anything; "llama-70b"
+counts the parameters of a model."""
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
     r"(?: of)? ?\b(?:size|length|len(?==))(?: of| =| ?:{1,2}|=)? ?[(\[]?"

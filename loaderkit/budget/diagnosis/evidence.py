@@ -110,7 +110,7 @@ def weigh_evidence(
 
     >>> from loaderkit.budget.diagnosis.moods import Span
     >>> weigh_evidence("worker.cc:41: out of memory", Span(14, 27), Span(0, 27)).weight
-    10
+    18
     >>> text = "The OOM killer is a part of the kernel"
     >>> weigh_evidence(text, Span(4, 7), Span(0, 38)).reasons_against[0]
     'errors as a topic'
@@ -141,8 +141,15 @@ _NEXT_WORDS = 30
 """Characters of the next sentence in which an instruction is known by its verb."""
 
 
-def is_prose(sentence: str) -> bool:
+def is_prose(sentence: str, *, is_whole: bool = False) -> bool:
     """Whether a sentence was written by a person, as far as its words show.
+
+    Args:
+        sentence: Of a text without the prefixes of a log.
+        is_whole: It ends with a full stop, so that less has to speak for a person.
+
+    Returns:
+        Whether its words do.
 
     >>> is_prose("For example, we need some 8 GB on the card")
     True
@@ -151,10 +158,22 @@ def is_prose(sentence: str) -> bool:
     """
     if _LABELLED.match(sentence) or _NEED.match(sentence):
         return False
-    weight = sum(sign.weight for sign in _signs_in("sentence", sentence.strip()))
+    words = sentence.strip()
+    if is_whole and _LONG_SENTENCE.match(words):
+        # People name amounts too: that there is one is no sign of a program.
+        words = _AMOUNT.sub("some", words)
+        return sum(sign.weight for sign in _signs_in("sentence", words)) < 0
+    weight = sum(sign.weight for sign in _signs_in("sentence", words))
     return weight < _PROSE
 
 
+_LONG_SENTENCE = re.compile(
+    r"(?!(?:Need|Needs|Needed|Require[ds]?|Request\w{0,3}|Available|Free|Used|Using"
+    r"|Limit|Total|Current\w{0,2}|Tried|Failed|Max\w{0,4}|Only)\b)"
+    r"[A-Z][a-z']{0,20}(?: [\w'%/.-]{1,24},?){6}"
+)
+"""Its first words, in the letters of prose; not those of a report's amounts."""
+_AMOUNT = re.compile(r"`?\b\d[\d.,]{0,12} ?(?:[KMGT]i?B|bytes)\b`?")
 _LABELLED = re.compile(
     r"\s*(?!(?:Note|Tip|Hint|Edit|Update|Warning|Example|Reference)\b)"
     r"[A-Z][a-z]{2,20}: "

@@ -201,7 +201,8 @@ def message_around(text: str, sentence: Span) -> Span:
     if not _NEW_MESSAGE.match(text[sentence.start : sentence.end]):
         for previous in reversed(list(_sentences(text, limit, begin))):
             words = text[slice(*previous)]
-            if is_prose(words):
+            is_apart = "\n" in text[previous.end : begin]
+            if is_prose(words) or (is_apart and _is_another_message(words)):
                 break
             begin = previous.start
             if _NEW_MESSAGE.match(words):
@@ -234,10 +235,24 @@ def statements_behind(text: str, begin: int, end: int | None = None) -> str:
         pieces.append(text[previous_end : sentence.start])
         # Advice in the line of an error is a part of it; in a line of its own, people
         # and other programs speak too.
-        is_apart = "\n" in text[begin : sentence.start] and is_prose(words)
-        pieces.append("\n" if is_apart else words)
+        is_apart = "\n" in text[begin : sentence.start]
+        ends_as_prose = text[sentence.end : sentence.end + 1] in {".", "!", "?"}
+        is_left_out = is_apart and is_prose(words, is_whole=ends_as_prose)
+        pieces.append("\n" if is_left_out else words)
         previous_end = sentence.end
     return "".join(pieces)
+
+
+def is_of_another_message(line: str) -> bool:
+    """Whether a line beside a message tells of something else.
+
+    >>> is_of_another_message("Each of our workers can use up to 128 MB of memory.")
+    True
+    >>> is_of_another_message("Tried to map 128 MB")
+    False
+    """
+    is_whole = line.rstrip().endswith((".", "!", "?"))
+    return is_prose(line, is_whole=is_whole) or _is_another_message(line)
 
 
 def _is_another_message(words: str) -> bool:
@@ -249,7 +264,7 @@ def _is_another_message(words: str) -> bool:
 
 _NEW_MESSAGE = re.compile(
     r"\s*(?:[\w.]{0,60}[a-z](?:Error|Exception|Warning)\b[^\n:]{0,40}: "
-    r"|(?:INFO|DEBUG)\b)"
+    r"|(?-i:INFO|DEBUG|WARNING|WARN|Warning)\b)"
 )
 """The class of an error, or the level of a record: what begins here says nothing of the
 message before it."""
@@ -700,7 +715,10 @@ _EXCEEDED_ITS_SHARE = compile_words(
 )
 """In the past, of something's own share: told of an event, and not of a rule."""
 _SHARE_WAS_EXCEEDED = compile_words(
-    r"\W{0,3}(?:\w{1,20} ){0,3}(?:mem(?:ory)?|v?ram|hbm) (?:usage )?"
+    r"\W{0,3}(?:(?!note|tip|hint|warning|example)(?:[\w.-]{1,20} ){1,4}?[:(\u2013-] ?"
+    r"|(?:[\w.-]{1,20} ?){1,3}[:,] "
+    r"|(?:[\w.-]{1,20} ){1,4}(?:because of|due to) (?:the |its )?)?"
+    r"(?:\w{1,20} ){0,3}(?:mem(?:ory)?|v?ram|hbm) (?:usage )?"
     r"(?:limit|cap|ceiling|allocation|allowance|budget|quota|share|reservation) "
     r"(?:was |is |has been |have been )?"
     r"(?:exceeded|reached|overrun|surpassed|exhausted|used up)\b"
@@ -748,7 +766,12 @@ _TELLER = re.compile(r"\b(?:I|we|my|our|you|he|she|they|friend)\b|\?", re.IGNORE
 
 def _is_terse(sentence: str) -> bool:
     """Whether a sentence says nothing else, as a program would, and not a person."""
-    return len(sentence.strip()) <= _TERSE and _TELLER.search(sentence) is None
+    told = _ADVICE.sub("", sentence).strip()
+    return len(told) <= _TERSE and _TELLER.search(told) is None
+
+
+_ADVICE = compile_words(r"[,;:(] ?please \w[^\n]{0,120}\Z")
+"""What a program tells its user to do, behind what happened."""
 
 
 def _is_placed(sentence: str) -> bool:

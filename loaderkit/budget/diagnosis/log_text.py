@@ -569,7 +569,8 @@ def _join_lines(lines: list[_Line]) -> str:
         if following.begins_paragraph:
             pieces.append("\n\n")
             continue
-        if following.begins_anew or (is_row and not _goes_on(line)):
+        is_anew = following.begins_anew or _is_statement_below_comment(line, following)
+        if is_anew or (is_row and not _goes_on(line)):
             pieces.append("\n")
             continue
         width = _width_around(lines, number)
@@ -614,6 +615,24 @@ def _is_midst_of_sentence(line: _Line, following: _Line) -> bool:
     if _BEGINS_IN_MIDST.match(following.words) is None:
         return False
     return not any(row.match(following.words) for row in (_ITEM, _FIELD, _LITERAL))
+
+
+_COMMENT = re.compile(r"(?:#|//|--|%)[ ]\w")
+_STATEMENT = re.compile(
+    r"[\w.]{1,60}\([^\n]{0,160}\)[;,]?$|[^\n]{0,160}[;{}]$"
+    r"|(?:return|break|continue|pass|raise|throw|yield)\b"
+)
+
+
+def _is_statement_below_comment(line: _Line, following: _Line) -> bool:
+    """Whether a line of a program follows the comment on it.
+
+    >>> _is_statement_below_comment(_Line(14, "# out of memory"), _Line(8, "evict(n)"))
+    True
+    """
+    if _COMMENT.match(line.words) is None:
+        return False
+    return _STATEMENT.match(following.words) is not None
 
 
 def _width_around(lines: list[_Line], number: int) -> int:

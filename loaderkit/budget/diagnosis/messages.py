@@ -26,6 +26,7 @@ from loaderkit.budget.diagnosis.grammar import (
     TextPhrases,
     find_exhaustion,
     find_mention,
+    is_of_another_message,
     place_named,
     sentence_around,
     speaks_of_the_host,
@@ -388,7 +389,12 @@ def _with_request_nearby(message: Message, text: str, match: re.Match[str]) -> M
     begin = max(0, match.start() - _NEARBY)
     begin = max(begin, text.rfind("\n", begin, match.start()) + 1)
     nearby = replace(message, kind="device_oom")
-    nearby = _with_amounts(nearby, text[begin : match.end() + _NEARBY])
+    behind = sentence_around(text, Span(match.end(), match.end())).end
+    end = match.end() + _NEARBY
+    stated = text[begin : min(behind, end)]
+    if behind < end:
+        stated += statements_behind(text, behind, end)
+    nearby = _with_amounts(nearby, stated)
     if nearby.requested is None:
         return replace(message, device=nearby.device, capacity=nearby.capacity)
     return nearby
@@ -402,7 +408,7 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
         # What was asked for can stand in the line before, with all that belongs to it.
         above = text[max(0, begin - _NEARBY) : begin].rstrip("\n").rpartition("\n")[2]
-        before = _with_amounts(empty, above)
+        before = _with_amounts(empty, "" if is_of_another_message(above) else above)
         if before.requested is not None:
             message = _fill_missing_sizes(message, before)
     message = _with_errno(message, text, begin, end)
@@ -556,7 +562,11 @@ def _field_of_role(role: str | None, kind: str | None, text: str) -> str | None:
     return "capacity" if is_all else "limit"
 
 
-_OF_A_JOB = compile_words(r"\b(?:container|job|pod|worker|replica)\b")
+_OF_A_JOB = compile_words(
+    r"\b(?:container|job|pod|worker|replica)\b"
+    r"|\b(?:quota|budget|limit) (?:was |is |has been )?(?:exceeded|reached|exhausted)\b"
+)
+"""Whose whole is a limit that software sets."""
 _OF_A_MACHINE = compile_words(
     r"memory (?:on|of) (?:the |this )?(?:node|machine|host)|total capacity|node running"
     r"|(?:node|machine|host|system) memory"

@@ -304,11 +304,11 @@ _FACT_BEFORE = compile_words(
 """Before a hedge: what follows is the text of an error that already happened."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
 _LAST_REASON = compile_words(
-    r"(?:out of memory|cannot allocate memory|(?:not enough|insufficient) memory"
-    r"|enomem)\W{0,3}\Z"
+    r"(?:out of memory|cannot allocate memory|(?:not enough|insufficient|no) memory"
+    r"(?: for \d[\d.,]{0,20} ?(?:\w{1,6})?)?|enomem)\W{0,3}\Z"
 )
 """What systems call ENOMEM, at the end of a sentence."""
-_GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed: ?$")
+_GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed[:,] ?$")
 """Before it: what failed for this reason, whatever that was."""
 _OPTION = re.compile(r"(?:^|\s)-{1,2}[A-Za-z][^\s(]*$")
 """Before the phrase: the beginning of an option of a command, such as Java's."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 _aten = torch.ops.aten
 _IN_PLACE = {

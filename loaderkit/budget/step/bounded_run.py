@@ -15,17 +15,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.fake_tensors import without_torch_logging
 from loaderkit.budget.step.measure import copied, has_one_storage, step_copies
 from loaderkit.budget.step.train_step import run_step
-from loaderkit.budget.step.written import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
     from loaderkit.budget.step.train_step import Step
 
 
@@ -86,10 +86,10 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         for tensor in tensors_in(out):
             if has_one_storage(tensor):
-                self._count(tensor.untyped_storage())
+                self._count_storage(tensor.untyped_storage())
         return out
 
-    def _count(self, storage: Any) -> None:
+    def _count_storage(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 -- an identity, never read
         if key not in self._live:
             when_freed = functools.partial(self._on_freed, key, size)

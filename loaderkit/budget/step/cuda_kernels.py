@@ -11,9 +11,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.call_arguments import rebuild_call
 from loaderkit.budget.step.kernel_calls import TensorSpec, operator_name
 from loaderkit.budget.step.reductions import Reduction, staging_bytes
 
@@ -110,13 +110,13 @@ def kept_by_cuda(call: KernelCall) -> int:
     """Say how many bytes an output takes more than its size, as long as it lives."""
     if not operator_name(call.func).startswith(_UNREDUCED):
         return 0
-    args, _ = tree_unflatten(call.leaves, call.tree)
+    args, _ = rebuild_call(call.leaves, call.structure)
     is_reduced = len(args) < 3 or args[2] != 0
     return args[0].nbytes if is_reduced else 0
 
 
 def _of_reduction(call: KernelCall) -> Bounds:
-    args, kwargs = tree_unflatten(call.leaves, call.tree)
+    args, kwargs = rebuild_call(call.leaves, call.structure)
     tensor = args[0]
     if not isinstance(tensor, TensorSpec):
         return _NOTHING

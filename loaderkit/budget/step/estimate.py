@@ -303,6 +303,9 @@ def _estimate_by_tracking(
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
         other_ends += _track_with_one_chosen(model, batch, step)
         others = [summarise(other, step) for other in other_ends]
+        if has_assumption(log, (ALL_CHOSEN, SCALAR)):
+            # Some values are known of neither branch: the estimate is the upper end.
+            step_estimate = max([step_estimate, *others], key=lambda end: end.peak)
         step_estimate = _widen_interval(step_estimate, others)
     return step_estimate
 
@@ -359,11 +362,14 @@ def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | 
 
 
 def _track_with_one_chosen(model: torch.nn.Module, batch: Any, step: Step) -> list[Log]:
-    """Track with masks that choose nothing but one element."""
-    try:
-        return [track_step(model, batch, step, chosen=0.0)]
-    except Exception:  # noqa: BLE001 -- a model may need more than one element
-        return []
+    """Track with masks that choose nothing but one element, and the other branches."""
+    # A check of the user's, or of torch's distributions, raises where nothing holds.
+    for conditions in (False, True):
+        try:
+            return [track_step(model, batch, step, chosen=0.0, conditions=conditions)]
+        except Exception:  # noqa: BLE001 -- a model may need more than one element
+            continue
+    return []
 
 
 def _widen_interval(
@@ -408,8 +414,8 @@ def _interval_of(log: Log, peak: int, kind: str, *, is_assumed: bool) -> _Interv
     if kind == "cuda":
         margin = round(peak * _CUDA_MARGIN) + _CUDA_UNSEEN_BYTES
     margin += _CHECKPOINT_BYTES * log.checkpoints
-    low = max(min(max(totals(peaks_of(log, "low")).values()), peak - margin), 0)
-    high = max(max(totals(peaks_of(log, "high")).values()), peak + margin)
+    low = max(min(max(totals(peaks_of(log, "low")).values()), peak) - margin, 0)
+    high = max(max(totals(peaks_of(log, "high")).values()), peak) + margin
     if log.sparse_bytes:
         low = max(low - log.sparse_bytes, 0)
         high += _SPARSE_COPIES * log.sparse_bytes

@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_unflatten
 
 from loaderkit.budget.step.accumulation import (
     in_place_of,
     references_alone,
     reused_operand,
+)
+from loaderkit.budget.step.call_arguments import (
+    flatten_call,
+    rebuild_call,
+    tensors_in,
 )
 from loaderkit.budget.step.kernel_calls import (
     KernelCall,
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 _MARKER = "loaderkit formula "
 _ROUNDING_BYTES = 64
@@ -241,7 +245,7 @@ def _run_backward_pass(
     Returns:
         Autograd's name of the formula; None where no output has a gradient.
     """
-    values, tree = tree_flatten(invent_arguments(call))
+    values, structure = flatten_call(*invent_arguments(call))
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     operands = [
         tensor.requires_grad_()
@@ -252,12 +256,12 @@ def _run_backward_pass(
     # takes nothing.
     clones = {id(operand): operand.clone() for operand in operands}
     arguments = [clones.get(id(value), value) for value in values]
-    args, kwargs = tree_unflatten(arguments, tree)
+    args, kwargs = rebuild_call(arguments, structure)
 
     outputs = [
-        leaf
-        for leaf in tree_iter(call.func(*args, **kwargs))
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        output
+        for output in tensors_in(call.func(*args, **kwargs))
+        if output.requires_grad
     ]
     if not outputs or outputs[0].grad_fn is None:
         return None

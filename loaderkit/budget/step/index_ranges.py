@@ -7,17 +7,19 @@ kernels do.  Nothing is changed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from loaderkit.budget.step.call_arguments import arguments_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 _ALONG_AN_AXIS = {
     "aten::gather": False,
@@ -113,7 +115,7 @@ def _lookups(
 ) -> Iterator[_Lookup]:
     """List the indices of a call whose values are known."""
     if name in _ALONG_AN_AXIS:
-        named = _named(func, args, kwargs)
+        named = arguments_by_name(func, args, kwargs)
         table, index, dim = named["self"], named["index"], named["dim"]
         # A number is a table of one element.
         size = table.shape[dim] if table.dim() else 1
@@ -134,16 +136,11 @@ def _lookups(
             if _is_known(index):
                 yield _Lookup(index, -size, size)
     elif name in _OF_CLASSES:
-        named = _named(func, args, kwargs)
+        named = arguments_by_name(func, args, kwargs)
         scores, target = named["self"], named["target"]
         classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
         if _is_known(target):
             yield _Lookup(target, 0, classes, named["ignore_index"])
-
-
-def _named(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    arguments = func._schema.arguments  # noqa: SLF001 -- the way to ask
-    return {a.name: v for a, v in zip(arguments, args, strict=False)} | kwargs
 
 
 def _is_known(index: object) -> bool:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_iter, tree_unflatten
 
+from loaderkit.budget.step.call_arguments import (
+    flatten_call,
+    rebuild_call,
+    tensors_in,
+)
 from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
     from torch._ops import OpOverload
 
-    Args: TypeAlias = tuple[Any, ...]
-    """Positional arguments of an operator, as a dispatch mode gets them."""
-    Kwargs: TypeAlias = dict[str, Any]
-    """Its named arguments."""
+    from loaderkit.budget.step.call_arguments import Args, CallStructure, Kwargs
 
 _WHOLE_BYTES = 256 << 10
 """Calls up to this size are made as they are; chosen so that a step's calls fit in the
@@ -232,7 +232,7 @@ class KernelCall(NamedTuple):
 
     func: OpOverload
     leaves: tuple[Any, ...]
-    tree: TreeSpec
+    structure: CallStructure
     resized: bool = False
     """Whether its sizes are ours, and not those of a call that the model makes."""
     masks: Literal["all", "half"] = "all"
@@ -387,7 +387,7 @@ def call_of(
     is_unsafe = any(word in name for word in _UNSAFE) and not name.startswith(_CHECKED)
     if is_unsafe and not _is_plain(name):
         return None
-    values, tree = tree_flatten((_plain_scalars(func, args), kwargs))
+    values, structure = flatten_call(_plain_scalars(func, args), kwargs)
     if "_grouped_mm" in name and any(_is_short(value) for value in values):
         # Each group is packed, and the sizes of groups are among the values.
         return None
@@ -412,7 +412,7 @@ def call_of(
         elif isinstance(value, torch.Generator):
             return None
         leaves.append(value)
-    call = KernelCall(func, tuple(leaves), tree)
+    call = KernelCall(func, tuple(leaves), structure)
     is_coalesced = all(spec.is_coalesced for spec in call.sparse_tensors)
     if name.startswith(_OF_COALESCED) and not is_coalesced:
         return None
@@ -439,8 +439,7 @@ def _plain_scalars(func: OpOverload, args: Args) -> list[Any]:
     whole = [i for i in _number_arguments(func) if i < len(args) and _is_int(args[i])]
     if not whole:
         return plain
-    tensors = [leaf for leaf in tree_iter(args) if _is_tensor(leaf)]
-    if all(tensor.is_floating_point() for tensor in tensors):
+    if all(tensor.is_floating_point() for tensor in tensors_in(args)):
         for index in whole:
             plain[index] = float(args[index])
     return plain
@@ -455,10 +454,6 @@ def _number_arguments(func: OpOverload) -> list[int]:
         for index, argument in enumerate(arguments)
         if "number" in str(argument.type)
     ]
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _is_short(value: object) -> bool:
@@ -671,7 +666,7 @@ def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
         else:
             # Some kernels believe such a number, and would read beyond the operands.
             return None
-    return KernelCall(call.func, tuple(leaves), call.tree, resized=True)
+    return KernelCall(call.func, tuple(leaves), call.structure, resized=True)
 
 
 def _products_of_axes(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
@@ -713,7 +708,7 @@ def _shape_rules_accept(call: KernelCall) -> bool:
             else leaf
             for leaf in call.leaves
         ]
-        args, kwargs = tree_unflatten(leaves, call.tree)
+        args, kwargs = rebuild_call(leaves, call.structure)
         try:
             call.func(*args, **kwargs)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
@@ -752,10 +747,9 @@ def output_bytes(call: KernelCall) -> int | None:
         else leaf
         for leaf in call.leaves
     ]
-    args, kwargs = tree_unflatten(leaves, call.tree)
+    args, kwargs = rebuild_call(leaves, call.structure)
     try:
         result = shape_rule(call.func)(*args, **kwargs)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
         return None
-    outputs = [leaf for leaf in tree_iter(result) if _is_tensor(leaf)]
-    return sum(int(output.numel() * output.itemsize) for output in outputs)
+    return sum(int(out.numel() * out.itemsize) for out in tensors_in(result))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils._pytree import tree_iter, tree_unflatten
 
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.call_arguments import rebuild_call, tensors_in
 from loaderkit.budget.step.kernel_calls import (
     OF_PIVOTS,
     KernelCall,
@@ -32,7 +32,10 @@ from loaderkit.budget.step.kernel_calls import (
 )
 from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
-from loaderkit.budget.step.shape_rules import values_decide_shapes
+from loaderkit.budget.step.shape_rules import (
+    values_decide_shapes,
+    without_unasked_gradients,
+)
 from loaderkit.budget.step.step_errors import refuses_types
 
 if TYPE_CHECKING:
@@ -360,11 +363,13 @@ def _run_call(call: KernelCall, number: int) -> _FinishedCall | Exception | None
             return None
         args, kwargs = invent_arguments(call)
         with record_function(f"{_MARKER}{number}"):
-            result = call.func(*args, **kwargs)
+            # Within the range: what autograd would drop is given back.
+            result = without_unasked_gradients(
+                call.func, args, call.func(*args, **kwargs)
+            )
     except Exception as error:  # noqa: BLE001 -- values were invented
         return error
-    outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
-    output_sizes = tuple(bytes_of_output(output) for output in outputs)
+    output_sizes = tuple(bytes_of_output(output) for output in tensors_in(result))
     return _FinishedCall(call.operand_bytes, output_sizes)
 
 
@@ -408,7 +413,7 @@ def invent_arguments(call: KernelCall) -> Any:
             leaves.append(leaf)
     if "mkldnn_rnn_layer_backward" in name:
         leaves[-1] = _packed_by_forward(leaves)
-    return tree_unflatten(leaves, call.tree)
+    return rebuild_call(leaves, call.structure)
 
 
 _NEXT_TO_ZERO = 1e-20

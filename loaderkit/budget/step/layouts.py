@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, KernelCall, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
+    from loaderkit.budget.step.kernel_calls import KernelCall
 
 _FORMATS = {
     4: (torch.contiguous_format, torch.channels_last),

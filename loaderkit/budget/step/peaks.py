@@ -102,6 +102,24 @@ def peaks_of(log: Log, end: End = "likely") -> dict[Phase, Peak]:
     return {phase: highest[phase] for phase in PHASES if phase in highest}
 
 
+def highest_before_step(log: Log) -> int:
+    """Find the highest sum before the first phase, while an optimizer makes its state.
+
+    Args:
+        log: What lived when.
+
+    Returns:
+        Bytes.
+    """
+    first_position = log.marks[0].position if log.marks else len(log.events)
+    live = highest = 0
+    for position, change in enumerate(changes_of(log)[:first_position]):
+        live += change
+        held = log.inside.get(position)
+        highest = max(highest, live + (held.likely if held is not None else 0))
+    return highest
+
+
 def totals(peaks: dict[Phase, Peak]) -> dict[Phase, int]:
     """Give the bytes of peaks by phase."""
     return {phase: peak.total for phase, peak in peaks.items()}

@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from loaderkit.budget.step.written import written_tensors
+from loaderkit.budget.step.call_arguments import written_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch._ops import OpOverload
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 LIMIT_BYTES = 14 << 20
 """What the values may take at once; with small integers and the kernels that are tried

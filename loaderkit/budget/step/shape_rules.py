@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loaderkit.budget.step.call_arguments import count_arguments_with_mask
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
 
@@ -38,6 +40,30 @@ def shape_rule(func: OpOverload) -> Callable[..., Any]:
 def values_decide_shapes(func: OpOverload) -> bool:
     """Tell whether nobody knows an operator's shapes without its operands' values."""
     return torch.Tag.dynamic_output_shape in func.tags and func not in _RULES
+
+
+def without_unasked_gradients(func: OpOverload, args: Sequence[Any], out: Any) -> Any:
+    """Leave out gradients that a backward operator was not asked for.
+
+    Its rule for tensors without memory may make them all the same (that of batch
+    normalisation does), where the kernel makes none.  Others make them and give them
+    back (that of a sampling grid does): autograd drops these when the kernel has ended.
+
+    Args:
+        func: An operator.
+        args: With which it was called.
+        out: What it gave.
+
+    Returns:
+        The same, with None for each of these.
+    """
+    if not isinstance(out, tuple) or len(args) != count_arguments_with_mask(func):
+        return out
+    output_mask = args[-1]
+    return tuple(
+        gradient if is_asked else None
+        for gradient, is_asked in zip(out, output_mask, strict=True)
+    )
 
 
 _DRIVERS_WITH_SINGULAR_VALUES = frozenset({"gelsd", "gelss"})

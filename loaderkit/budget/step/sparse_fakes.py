@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from loaderkit.budget.step.accumulation import node_name
+from loaderkit.budget.step.call_arguments import arguments_by_name
 from loaderkit.budget.step.kernel_calls import SparseSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from loaderkit.budget.step.kernel_calls import Args, Kwargs
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
 
 _aten = torch.ops.aten
 _MAKERS = (_aten._sparse_coo_tensor_with_dims_and_tensors.default,)
@@ -128,22 +131,29 @@ class SparseFakes:
             has_dense_values=elements.values.is_contiguous(),
         )
 
-    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    def run(
+        self,
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
+        operands: Sequence[torch.Tensor],
+    ) -> Any:
         """Run an operator on fakes of which some are sparse.
 
         Args:
             func: The operator.
             args: Its arguments, fakes among them.
             kwargs: Its named ones.
+            operands: The tensors among both.
 
         Returns:
             What it gives; ``NotImplemented`` where that is not followed.
         """
         if func in _MAKERS:
-            return self._make(args, kwargs)
+            return self._make_sparse(args, kwargs)
         if func is _aten._embedding_bag_backward.default:
-            return self._make_bag_gradient(_named(func, args, kwargs))
-        sparse = [t for t in tree_iter((args, kwargs)) if _is_sparse_fake(t)]
+            return self._make_bag_gradient(arguments_by_name(func, args, kwargs))
+        sparse = [operand for operand in operands if _is_sparse_fake(operand)]
         elements = [self._elements_of(tensor) for tensor in sparse]
         known = [e for e in elements if e is not None]
         if not known or len(known) < len(elements):
@@ -156,8 +166,8 @@ class SparseFakes:
         if is_kept and known[0].values.is_contiguous():
             # While a mode is active, autograd copies a sparse gradient that it would
             # keep as it is in a training, if its values lie without gaps.
-            return self._register(tuple(sparse[0].shape), known[0])
-        return self._follow(func, args, kwargs, known)
+            return self._register_fake(tuple(sparse[0].shape), known[0])
+        return self._follow_elements(func, args, kwargs, known)
 
     def _elements_of(self, tensor: object) -> _Elements | None:
         if not _is_sparse_fake(tensor):
@@ -165,7 +175,7 @@ class SparseFakes:
         elements: _Elements | None = self._elements.get(tensor)
         return elements
 
-    def _make(self, args: Args, kwargs: Kwargs) -> Any:
+    def _make_sparse(self, args: Args, kwargs: Kwargs) -> Any:
         """Make a sparse fake of real indices and fake values."""
         _, _, shape, indices, values = args[:5]
         if isinstance(indices, FakeTensor) or not isinstance(values, FakeTensor):
@@ -178,7 +188,7 @@ class SparseFakes:
             tuple(shape),
             is_coalesced=bool(kwargs.get("is_coalesced")),
         )
-        return self._register(
+        return self._register_fake(
             tuple(shape), _Elements(stand_in, stand_in._indices(), values)
         )
 
@@ -198,9 +208,11 @@ class SparseFakes:
         shape = (int(named["num_weights"]), grad.shape[1])
         with self._fake:
             values = grad.new_empty((len(indices), grad.shape[1]))
-        return self._make((1, 1, shape, indices.reshape(1, -1), values), {})
+        return self._make_sparse((1, 1, shape, indices.reshape(1, -1), values), {})
 
-    def _register(self, shape: tuple[int, ...], elements: _Elements) -> torch.Tensor:
+    def _register_fake(
+        self, shape: tuple[int, ...], elements: _Elements
+    ) -> torch.Tensor:
         sparse_dim = elements.stand_in.sparse_dim()
         with self._fake:
             fake: torch.Tensor = _aten._sparse_coo_tensor_with_dims.default(
@@ -214,7 +226,7 @@ class SparseFakes:
         self._elements[fake] = elements
         return fake
 
-    def _follow(
+    def _follow_elements(
         self, func: OpOverload, args: Args, kwargs: Kwargs, known: list[_Elements]
     ) -> Any:
         """Run an operator on stand-ins, and give as many elements as that gives."""
@@ -262,7 +274,7 @@ class SparseFakes:
             self._elements[written] = elements
             return written
         shape = _shape_of(func, args, kwargs)
-        return self._register(shape, elements)
+        return self._register_fake(shape, elements)
 
     def _values_like(
         self, real_values: torch.Tensor, row_shape: tuple[int, ...], dtype: torch.dtype
@@ -272,14 +284,6 @@ class SparseFakes:
         with self._fake:
             whole = torch.empty((stored, *row_shape), dtype=dtype)
             return whole.narrow(0, 0, len(real_values))
-
-
-def _named(func: OpOverload, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Give the arguments of an operator by name, with those that have a default."""
-    arguments = func._schema.arguments
-    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    positional = {a.name: value for a, value in zip(arguments, args, strict=False)}
-    return defaults | positional | kwargs
 
 
 def _shape_of(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[int, ...]:

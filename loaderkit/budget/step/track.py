@@ -31,6 +31,8 @@ from loaderkit.budget.step.measure import (
     optimizer_state,
     sparse_tensors_of,
 )
+from loaderkit.budget.step.optimizer_states import STATES
+from loaderkit.budget.step.peaks import highest_before_step, peaks_of, totals
 from loaderkit.budget.step.real_values import RealValues
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
@@ -61,6 +63,7 @@ def track_step(
     step: Step,
     *,
     chosen: float = 1.0,
+    conditions: bool = True,
     with_values: bool = False,
     begun: list[Log] | None = None,
 ) -> Log:
@@ -71,6 +74,7 @@ def track_step(
         batch: What it is called with; not changed.
         step: How a step is made.
         chosen: Share of elements that a mask of unknown values is taken to choose.
+        conditions: What a condition of unknown value is taken for.
         with_values: Compute the floats that decide a shape, if they are few.
         begun: Gets each log at its beginning: what is in it remains where a step cannot
             be tracked to its end.
@@ -86,8 +90,12 @@ def track_step(
         log = Log()
         if begun is not None:
             begun.append(log)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        tracker = Tracker(
+            fake, log, chosen=chosen, conditions=conditions, values=values
+        )
         is_like_later_steps = _track_once(
-            model, batch, step, chosen, values, log, give_state=give_state
+            model, batch, step, tracker, give_state=give_state
         )
         if is_like_later_steps:
             break
@@ -98,9 +106,7 @@ def _track_once(
     model: torch.nn.Module,
     batch: Any,
     step: Step,
-    chosen: float,
-    values: RealValues | None,
-    log: Log,
+    tracker: Tracker,
     *,
     give_state: bool,
 ) -> bool:
@@ -108,18 +114,18 @@ def _track_once(
 
     With a state that was given, the second step may still differ: a parameter without a
     gradient has no state in a training, and what a model keeps from one step to the
-    next, such as its last output, is there in the second only.
+    next, such as its last output, is there in the second only.  And the first update
+    may take more than the second.
 
     Returns:
         Whether the second step of a training would be like this one.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, log, values = tracker.fake, tracker.log, tracker.values
     twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
     if step.checkpoint:
         log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
 
-    tracker = Tracker(fake, log, chosen=chosen, values=values)
     sparse_of_model = sparse_tensors_of(model)
     sparse_of_batch = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
     fake_sparse_of_batch = [
@@ -162,7 +168,11 @@ def _track_once(
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
-    return not (has_state and (has_unused or keeps_something))
+    # An optimizer that finds a basis for its gradients does so in its first update.
+    update_bytes = totals(peaks_of(log)).get("step", 0)
+    takes_more_at_first = highest_before_step(log) > update_bytes
+    is_other_step = has_unused or keeps_something or takes_more_at_first
+    return not (has_state and is_other_step)
 
 
 def _add_sparse(
@@ -212,45 +222,9 @@ def _give_state(
     if any(getattr(module, "sparse", False) for module in model.modules()):
         # Their gradients are sparse, which cannot be made of zeros.
         return False
-    examples = _examples_of(parameters, optimizer)
-    for parameter, example in zip(parameters, examples, strict=True):
-        if parameter is example:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for parameter, example in zip(parameters, examples, strict=True):
-        # Adagrad makes the states of all at once.
-        if parameter is not example and not optimizer.state[parameter]:
-            optimizer.state[parameter] = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value
-                for name, value in optimizer.state[example].items()
-            }
+    STATES.give(optimizer)
     tracker.label_state(optimizer)
     return True
-
-
-def _examples_of(
-    parameters: Sequence[torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> Sequence[torch.nn.Parameter]:
-    """Give, for each parameter, the one whose state tells what its own is like.
-
-    torch's own optimizers make a state of the shape, the kind and the group's options.
-    Others may do as they like: each of their parameters is its own example.
-    """
-    if not type(optimizer).__module__.startswith("torch.optim."):
-        return parameters
-    groups = {
-        id(parameter): number
-        for number, group in enumerate(optimizer.param_groups)
-        for parameter in group["params"]
-    }
-    by_kind: dict[Any, torch.nn.Parameter] = {}
-    examples = []
-    for parameter in parameters:
-        layout = (parameter.shape, parameter.stride(), parameter.dtype)
-        kind = (groups.get(id(parameter)), *layout, parameter.layout)
-        examples.append(by_kind.setdefault(kind, parameter))
-    return examples
 
 
 @contextmanager

@@ -94,7 +94,7 @@ class _Rebuilt(NamedTuple):
     """What it holds that is no container."""
 
 
-class _Weight(NamedTuple):
+class _Contents(NamedTuple):
     size_bytes: int
     items: list[Any]
     is_whole: bool
@@ -107,14 +107,14 @@ def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
     larger: list[tuple[int, Any]] = []
     weights: list[tuple[float, Any, list[Any]]] = []
     for value in values:
-        weight = _weigh(value, _FEWEST_OBJECTS, most_bytes)
+        weight = _measure_contents(value, _FEWEST_OBJECTS, most_bytes)
         if not weight.is_whole:
             larger.append((weight.size_bytes, value))
         elif weight.size_bytes >= grown_bytes * LEAST_SHARE:
             weights.append((weight.size_bytes, value, weight.items))
     larger.sort(key=lambda pair: -pair[0])
     for _, value in larger[:_MOST_WEIGHED]:
-        weight = _weigh(value, _MOST_OBJECTS, most_bytes)
+        weight = _measure_contents(value, _MOST_OBJECTS, most_bytes)
         if weight.is_whole and weight.size_bytes >= grown_bytes * LEAST_SHARE:
             weights.append((weight.size_bytes, value, weight.items))
     fitting = [row for row in weights if len(row[2]) >= _FEWEST_ITEMS]
@@ -124,7 +124,7 @@ def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
     return _Rebuilt(value, items)
 
 
-def _weigh(value: Any, most_objects: int, most_bytes: float) -> _Weight:
+def _measure_contents(value: Any, most_objects: int, most_bytes: float) -> _Contents:
     """Weigh a value with all that its containers hold."""
     objects: list[Any] = [value]
     seen_ids = {id(value)}
@@ -133,7 +133,7 @@ def _weigh(value: Any, most_objects: int, most_bytes: float) -> _Weight:
     # The list grows while it is gone through.
     for current in objects:
         if len(objects) > most_objects or size_bytes > most_bytes:
-            return _Weight(size_bytes, items, is_whole=len(objects) <= most_objects)
+            return _Contents(size_bytes, items, is_whole=len(objects) <= most_objects)
         for key, size in pieces_of(current):
             if key == id(current) or key not in seen_ids:
                 seen_ids.add(key)
@@ -147,7 +147,7 @@ def _weigh(value: Any, most_objects: int, most_bytes: float) -> _Weight:
                 seen_ids.add(id(part))
                 objects.append(part)
     items = [item for item in items if _is_kept(item)] or items
-    return _Weight(size_bytes, items, is_whole=size_bytes <= most_bytes)
+    return _Contents(size_bytes, items, is_whole=size_bytes <= most_bytes)
 
 
 def _is_kept(item: object) -> bool:

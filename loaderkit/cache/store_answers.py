@@ -1,0 +1,237 @@
+"""What an error of a store says: try again, let in or not, there or not.
+
+fsspec's file systems raise what their libraries raise.  An error is read by its HTTP
+status and by its name, since these libraries are not imported to find out; a library
+more is a name in a table.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+
+from loaderkit.cache.storage import NoAnswerError
+from loaderkit.errors import CacheError
+from loaderkit.fixes import Fix, Setting
+from loaderkit.library_files import where_raised
+
+STORAGE_OPTIONS = Setting("storage_options", code="{...}")
+NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+_GONE = {_NOT_FOUND, 410}
+_WORTH_ANOTHER_TRY = {408, 409, 425, 429}
+"""Statuses below 500 that pass: timeouts, conflicts, too many requests."""
+_NOT_IMPLEMENTED = {501, 505}
+"""A server that cannot do this now cannot do it a moment later."""
+_CREDENTIAL_ERRORS = {
+    # botocore
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
+    "SSOTokenLoadError",
+    "ProfileNotFound",
+    # google.auth
+    "DefaultCredentialsError",
+    "RefreshError",
+    # azure
+    "ClientAuthenticationError",
+    # huggingface_hub
+    "GatedRepoError",
+    "LocalTokenNotFoundError",
+}
+"""Errors by name: their libraries are not imported to find out."""
+_BUGS = (
+    *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
+    *(ArithmeticError, BufferError, RecursionError, StopIteration, StopAsyncIteration),
+)
+"""What code that is wrong raises, and raises again.  No ValueError and no LookupError:
+an answer that cannot be parsed, or lacks something, may come whole the next time.  A
+list of S3 that goes on, and does not say where, is a KeyError of s3fs."""
+_NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
+"""The Hub's answer to who may not see one, too."""
+_WRONG_URL = {"HfUriError", "HFValidationError"}
+_OF_CLOCKS = re.compile(
+    r"RequestTimeTooSkewed|request time and the current time"
+    r"|signature (not yet current|expired)|date header too old",
+    re.IGNORECASE,
+)
+"""What S3, its likes and Azure say to requests whose time is not theirs."""
+_MAX_ERROR_LETTERS = 300
+"""Of an error's text in a message: some hold a whole page of HTML.  Chosen: four lines
+of a terminal."""
+
+
+def status_of(error: BaseException) -> int | None:
+    """Find the HTTP status that an error of any library carries."""
+    if type(error.__cause__).__module__.startswith("aiohttp.http"):
+        return None  # aiohttp makes 400 of an answer that is no HTTP
+    # s3fs raises Python's errors from botocore's, which carry the response.
+    for raised in (error, error.__cause__):
+        response = getattr(raised, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status if isinstance(status, int) else None
+    response = getattr(error, "response", None)
+    candidates = [
+        getattr(error, "status", None),  # aiohttp
+        getattr(error, "status_code", None),  # azure
+        getattr(response, "status_code", None),  # requests, huggingface_hub
+    ]
+    if type(error).__module__.startswith("gcsfs"):
+        candidates.append(getattr(error, "code", None))
+    for status in candidates:
+        if isinstance(status, int) and 400 <= status < 600:
+            return status
+    return None
+
+
+def what_happened(error: Exception) -> Exception:
+    """Give what happened, where a file system says of any failure "not found".
+
+    fsspec's file system of HTTP does, of a server that does not answer too.
+    """
+    cause = error.__cause__
+    if not isinstance(error, NEVER_THERE) or not isinstance(cause, Exception):
+        return error
+    if isinstance(cause, NEVER_THERE):
+        return error
+    if _kinds_of(cause) & _NO_REPOSITORY:
+        return cause
+    status = status_of(cause)
+    is_of_network = isinstance(cause, OSError | TimeoutError) or type(
+        cause
+    ).__module__.startswith("aiohttp")
+    if status is None:
+        return cause if is_of_network else error
+    return error if status in _GONE else cause
+
+
+def check_worth_another_try(
+    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
+) -> None:
+    """Raise what trying again cannot help.
+
+    Args:
+        where: The URL.
+        verb: What was to be done: "read", "written" or "removed".
+        error: The answer.
+        verbs_let_in: What the store has let us do before.
+
+    Raises:
+        CacheError: We are not let in, or there is no bucket to write to.
+        FileNotFoundError: It is not there.
+    """
+    status = status_of(error)
+    if _kinds_of(error) & _NO_REPOSITORY:
+        message = f"{where} could not be {verb}: {text_of(error)}."
+        why = "there is no such repository, or it is private and not yours to read"
+        fix = "hf auth login, hf repos create, or correct the URL"
+        raise CacheError(message, why=why, fix=fix) from error
+    if is_refusal(error):
+        raise _refused_by_store(where, verb, error, verbs_let_in) from error
+    if status in _GONE:
+        raise not_there(where, verb, error) from error
+    may_pass = (
+        status is None
+        or (status >= 500 and status not in _NOT_IMPLEMENTED)
+        or status in _WORTH_ANOTHER_TRY
+    )
+    # A file system that lacks a method lacks it the next time too.
+    is_lacking = isinstance(error, NotImplementedError)
+    if isinstance(error, _BUGS) and status is None:
+        raise _failed_by_itself(where, verb, error) from error
+    if not may_pass or is_lacking or _kinds_of(error) & _WRONG_URL:
+        message = f"{where} could not be {verb}: {text_of(error)}."
+        why = "the store refuses the request, or its file system cannot do this"
+        check = Fix.of("check the URL and ", STORAGE_OPTIONS)
+        raise CacheError(message, why=why, fix=check) from error
+
+
+def _failed_by_itself(where: str, verb: str, error: Exception) -> CacheError:
+    """Say that it is the code of a client that failed, and not a request."""
+    message = f"{where} could not be {verb}: {text_of(error)}."
+    why = f"code failed, and would fail again: {where_raised(error) or 'a client'}"
+    fix = "another release of the library that this file is of, or report it there"
+    return CacheError(message, why=why, fix=fix)
+
+
+def _refused_by_store(
+    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
+) -> CacheError:
+    """Say that the store does not let us do something."""
+    message = f"{where} could not be {verb}: {text_of(error)}."
+    if verb == "written" and "read" in verbs_let_in:
+        why = "these credentials may read there, and not write"
+        may_write = " with credentials that may write, or another URL"
+        fix = Fix.of(STORAGE_OPTIONS, may_write)
+        return CacheError(message, why=why, fix=fix)
+    if _OF_CLOCKS.search(message):
+        why = "requests are signed with the time, and the clock of this machine, or "
+        why += "that of the store, is wrong"
+        clock = time.strftime("%Y-%m-%d %H:%M %Z")
+        return CacheError(message, why=why, fix=f"set the clock, which says {clock}")
+    why = (
+        "the store does not let you in: credentials are missing, expired, or not "
+        "allowed to do this"
+    )
+    fix = Fix.of("log in again, or ", STORAGE_OPTIONS, " with credentials that may")
+    return CacheError(message, why=why, fix=fix)
+
+
+def not_there(where: str, verb: str, error: Exception) -> Exception:
+    """Say what is not there: what is to be read, or where it is to be written."""
+    if verb != "written":
+        return FileNotFoundError(errno.ENOENT, text_of(error), where)
+    message = f"{where} could not be written: {text_of(error)}."
+    why = "there is no such bucket, container or repository, and none is made"
+    return CacheError(message, why=why, fix="make it, or correct the URL")
+
+
+def _kinds_of(error: Exception) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether the store does not let us in."""
+    is_refused = isinstance(error, PermissionError) or bool(
+        _kinds_of(error) & _CREDENTIAL_ERRORS
+    )
+    return is_refused or status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
+
+
+def gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
+    """Say that something failed too often.
+
+    Args:
+        where: The URL.
+        verb: What was to be done: "read", "written" or "removed".
+        error: How it failed last.
+        tries: How often it was tried.
+    """
+    message = f"{where} could not be {verb}: {text_of(error)}."
+    if is_refusal(error):
+        why = (
+            "the store let you in before: credentials have expired or were withdrawn, "
+        )
+        why += f"and {tries} tries found no others; what was read is kept"
+        fix = "log in again, and run the same again: it goes on there"
+        return CacheError(message, why=why, fix=fix)
+    failed = "gave no answer" if is_timeout(error) else "failed"
+    why = f"the store {failed} {tries} times in a row; what was read is kept"
+    fix = "check the network and the store, and run the same again: it goes on there"
+    return NoAnswerError(message, why=why, fix=fix)
+
+
+def is_timeout(error: Exception) -> bool:
+    """Tell whether an answer did not come in time."""
+    return isinstance(error, TimeoutError) or "Timeout" in type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Say what an error is, on one line; some have no text."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text[:_MAX_ERROR_LETTERS]}" if text else name
