@@ -361,11 +361,30 @@ def _attribute_label(parent: object, child: object) -> str:
                 return f".{name}"
     if is_a(parent, functools._lru_cache_wrapper):
         return " (its lru_cache)"
-    for name in getattr(type(parent), "__slots__", ()) or ():
+    for name in _slots_of(type(parent)):
         with contextlib.suppress(Exception):
             if object.__getattribute__(parent, name) is child:
                 return f".{name}"
     return f".<{type(parent).__name__}>"
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    """Name the attributes that objects of a class keep outside a dictionary.
+
+    Those of its bases too: ``__slots__`` of a class lists its own.  They are members
+    of the class, by the names that attributes have (``_Owner__cache``).
+
+    >>> class Base:
+    ...     __slots__ = "cache"
+    >>> class Owner(Base):
+    ...     __slots__ = ("__rows",)
+    >>> list(_slots_of(Owner))
+    ['_Owner__rows', 'cache']
+    """
+    for base in type.__dict__["__mro__"].__get__(kind):
+        for name, value in list(type.__dict__["__dict__"].__get__(base).items()):
+            if is_a(value, types.MemberDescriptorType):
+                yield name
 
 
 def _variable_of(frame: types.FrameType, child: object) -> str | None:

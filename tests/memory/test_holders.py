@@ -1,5 +1,6 @@
 """Who keeps an object is named by its variable, with the line that grows it."""
 
+import dataclasses
 import gc
 import random
 import re
@@ -63,6 +64,96 @@ def test_a_global_and_a_class_attribute():
     assert ("class", "Owner.shared[0]") in holder_kinds
     GLOBAL.clear()
     Owner.shared.clear()
+
+
+class Slotted:
+    __slots__ = ("cache", "history")
+
+
+class SlotOfOneName:
+    __slots__ = "cache"
+
+
+class BelowSlotted(Slotted):
+    __slots__ = ("extra",)
+
+
+class BelowWithDictionary(Slotted):
+    pass
+
+
+class PrivateSlot:
+    __slots__ = ("__cache",)
+
+    def __init__(self):
+        self.__cache = []
+
+    def retain(self, value):
+        self.__cache.append(value)
+
+
+@dataclasses.dataclass(slots=True)
+class SlottedRecord:
+    cache: list = dataclasses.field(default_factory=list)
+
+
+class OfItsClass:
+    cache: ClassVar[list] = []
+
+
+class BelowOfItsClass(OfItsClass):
+    pass
+
+
+def _keep_in(owner, target):
+    if isinstance(owner, PrivateSlot):
+        owner.retain(target)
+    elif isinstance(owner, type):
+        owner.cache.append(target)
+    else:
+        owner.cache = [target]
+
+
+@pytest.mark.many_cases
+@pytest.mark.parametrize(
+    ("make_owner", "outside"),
+    [
+        (Slotted, "in a list"),
+        (SlotOfOneName, "local"),
+        (BelowSlotted, "in a dict"),
+        (BelowWithDictionary, "in a slot"),
+        (PrivateSlot, "in a slot"),
+        (SlottedRecord, "local"),
+        (lambda: OfItsClass, "in a list"),
+        (lambda: BelowOfItsClass, "in a dict"),
+    ],
+)
+def test_the_path_through_slots_and_class_attributes_leads_to_the_object(
+    make_owner, outside
+):
+    target, owner = torch.zeros(1), make_owner()
+    _keep_in(owner, target)
+    outer = {
+        "local": lambda: owner,
+        "in a list": lambda: [None, owner],
+        "in a dict": lambda: {"owner": owner},
+        "in a slot": lambda: _with_history(owner),
+    }[outside]()
+
+    paths = [holder.path for holder in holders_of(target) if holder.path != "target"]
+
+    # As Python reads a path: it is the object, and no description of the way.
+    names = {"owner": owner, "outer": outer, **globals()}
+    found = [eval(path, names) for path in paths]
+    assert any(value is target for value in found)
+    if isinstance(owner, type):
+        OfItsClass.cache.clear()
+
+
+def _with_history(owner):
+    outer = Slotted()
+    outer.history = owner
+    return outer
 
 
 @pytest.mark.slow
