@@ -728,6 +728,8 @@ def gives_little(call: KernelCall) -> bool:
     return size <= 2 * MOST_BYTES
 
 
+# Calls of other batches are shrunk to the same sizes.
+@functools.lru_cache(4096)
 def output_bytes(call: KernelCall) -> int | None:
     """Ask torch's shape rules what a call would give.
 
