@@ -760,7 +760,7 @@ def test_a_transform_that_fails_is_what_is_to_be_mended(tmp_path):
     pack([{"x": torch.ones(2)}] * 4, tmp_path / "a.lk", workers=0)
 
     def divide(sample):
-        return sample["lenght"]
+        return sample["width"]
 
     broken = open_cache(tmp_path / "a.lk", transform=divide)
     with pytest.raises(LoaderError, match=r"mend .*divide, or this sample"):

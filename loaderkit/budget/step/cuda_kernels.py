@@ -53,19 +53,18 @@ _COPIES_GRADIENT = (
 )
 _SOFT_MARGIN = "aten::soft_margin_loss_backward"
 _SORTS = (
-    "sort",
+    "::sort",
     "topk",
     "median",
     "mode",
     "kthvalue",
     "unique",
     "nonzero",
-    "masked",
-    "index",
-    "embedding",
-    "cum",
-    "scatter",
-    "bincount",
+    "masked_scatter",
+    "index_put",
+    "embedding_dense_backward",
+    "embedding_bag",
+    "_coalesce",
 )
 """Words in the names of kernels that sort, or list positions."""
 _TIMES_SORTED = 8
@@ -76,7 +75,12 @@ _TIMES_SOLVED = 4
 _CONVOLUTIONS = ("convolution", "conv_")
 _TIMES_CONVOLVED = 3
 """The same of solvers and of cuDNN's convolutions; chosen."""
-_UNREDUCED = ("aten::mse_loss", "aten::smooth_l1_loss")
+_UNREDUCED = {
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    "aten::soft_margin_loss",
+    "aten::binary_cross_entropy",
+}
 """Losses whose result keeps the storage that it was reduced in (measured)."""
 
 
@@ -95,24 +99,24 @@ def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
         if name.startswith(begins):
             return rule(call)
     high = 0
-    if torch.Tag.pointwise not in call.func.tags:
-        high = sum(_copied_bytes(spec) for spec in call.tensors)
     if any(word in name for word in _SOLVERS):
-        high += _TIMES_SOLVED * touched_bytes + _LIBRARY_BYTES
+        high = _TIMES_SOLVED * touched_bytes + _LIBRARY_BYTES
     elif any(word in name for word in _CONVOLUTIONS):
-        high += _TIMES_CONVOLVED * touched_bytes + _LIBRARY_BYTES
+        high = _TIMES_CONVOLVED * touched_bytes + _LIBRARY_BYTES
     elif any(word in name for word in _SORTS):
-        high += _TIMES_SORTED * touched_bytes
+        high = _TIMES_SORTED * touched_bytes
     return Bounds(0, 0, high)
 
 
 def kept_by_cuda(call: KernelCall) -> int:
     """Say how many bytes an output takes more than its size, as long as it lives."""
-    if not operator_name(call.func).startswith(_UNREDUCED):
+    if operator_name(call.func) not in _UNREDUCED:
         return 0
-    args, _ = rebuild_call(call.leaves, call.structure)
-    is_reduced = len(args) < 3 or args[2] != 0
-    return args[0].nbytes if is_reduced else 0
+    args, named = rebuild_call(call.leaves, call.structure)
+    # The reduction is the argument behind the operands: 0 stands for none.
+    numbers = [arg for arg in args if type(arg) is int]
+    is_reduced = named.get("reduction", (numbers or [1])[0]) != 0
+    return call.tensors[0].nbytes if is_reduced else 0
 
 
 def _of_reduction(call: KernelCall) -> Bounds:
