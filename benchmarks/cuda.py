@@ -14,16 +14,16 @@ import copy
 import functools
 import gc
 import importlib
-import itertools
 import json
 import statistics
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -47,7 +47,10 @@ from loaderkit.budget.step.train_step import (
 from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable
+
+MakeStep: TypeAlias = Callable[[], tuple[Any, Any, Step]]
+"""Makes a model, a batch and how it is trained."""
 
 TESTS = Path(__file__).parents[1] / "tests" / "budget"
 DEVICE = torch.device("cuda")
@@ -113,52 +116,24 @@ class Trial:
 
 
 def _try_estimates(share: str, seeds: str) -> list[Trial]:
-    sys.path.insert(0, str(TESTS))
     number, count = map(int, share.split("/"))
     first, end = map(int, seeds.split(":"))
-    steps = itertools.islice(drawn_steps(range(first, end)), number, None, count)
+    steps = list(_named_steps(range(first, end)).items())
     _warm_up()
-    return [_try_estimate(name, make) for name, make in steps]
+    return [_try_estimate(name, make) for name, make in steps[number::count]]
 
 
-def drawn_steps(
-    seeds: range,
-) -> Iterator[tuple[str, Callable[[], tuple[Any, Any, Step]]]]:
-    """Name steps, and say how each is made; small ones with more samples too."""
-    for name, make_large in LARGE_STEPS.items():
-        yield f"large: {name}", make_large
-    generated = importlib.import_module("generated")
-    for name in generated.NAMES:
-        for scale in (1, 64):
-            yield (
-                f"{name} x {scale}",
-                functools.partial(generated.make_step, name, scale),
-            )
-
-    modules = {
-        "drawn": (None, "draw_step"),
-        "drawn_storage": ("FAMILIES", "draw_storage_step"),
-        "drawn_models": ("FAMILIES", "draw_model_step"),
-        "drawn_zoo": ("KINDS", "draw_zoo_step"),
-        "drawn_fields": ("KINDS", "draw_field_step"),
-        "drawn_graph_fields": ("KINDS", "draw_graph_field_step"),
-        "drawn_options": ("KINDS", "draw_option_step"),
-    }
-    for module_name, (families_name, draw_name) in modules.items():
-        module = importlib.import_module(module_name)
-        draw = getattr(module, draw_name)
-        families = list(getattr(module, families_name)) if families_name else [None]
-        for family, seed in itertools.product(families, seeds):
-            arguments = (seed,) if family is None else (seed, family)
-
-            def make(draw: Any = draw, arguments: Any = arguments) -> Any:
-                drawn = draw(*arguments)
-                return drawn.model, drawn.batch, drawn.step
-
-            yield f"{module_name}: {family} {seed}", make
+def _named_steps(seeds: range) -> dict[str, MakeStep]:
+    """Give by its name what makes each step: large ones, and those of the tests."""
+    sys.path.insert(0, str(TESTS))
+    drawn: dict[str, MakeStep] = importlib.import_module("drawn_for_gpu").named_steps(
+        seeds
+    )
+    large = {f"large: {name}": make for name, make in LARGE_STEPS.items()}
+    return {**large, **drawn}
 
 
-def _try_estimate(name: str, make: Callable[[], tuple[Any, Any, Step]]) -> Trial:
+def _try_estimate(name: str, make: MakeStep) -> Trial:
     """Estimate a step, run it, and compare."""
     try:
         model, batch, step = make()

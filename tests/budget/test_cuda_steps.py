@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn_for_gpu import named_steps
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
-from benchmarks.cuda import drawn_steps
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.reductions import Reduction, staging_bytes
@@ -43,7 +43,7 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def steps():
-    return dict(drawn_steps(range(6)))
+    return named_steps(range(6))
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 from replayed_page_locking import dense_tensors
 from strategies import FIELDS
-from test_card_delivery import busy, drawn_graphs
+from test_card_delivery import drawn_graphs, queue_work
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
@@ -163,7 +163,7 @@ def test_no_block_is_used_again_before_its_copy_is_done(card, tmp_path, prefetch
     for _ in range(3):
         moved = []
         for batch in DevicePrefetcher(loader, card) if prefetched else loader:
-            busy(card)
+            queue_work(card)
             on_card = map_tensors(lambda t: t.to(card, non_blocking=True), batch)
             moved.append(on_card.x.clone())
             del batch, on_card
@@ -178,7 +178,7 @@ def test_page_locked_memory_stays_flat_over_epochs(card, tmp_path):
 
     for _ in range(8):
         for batch in loader:
-            busy(card)
+            queue_work(card)
             map_tensors(lambda tensor: tensor.to(card, non_blocking=True), batch)
         pinned.append(read_memory("cuda").values["pinned"])
 
