@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -63,7 +64,10 @@ class CudaFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return _drop_out(func, *args, **kwargs)
-        if func in _KEPT_OUTPUTS:
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- no other way
+            # In grad, vmap and their like, functions such as those below cannot be.
+            return func(*args, **kwargs)
+        if func in _KEPT_OUTPUTS and not kwargs:
             layers = _RecurrentLayers.of_call(func, args)
             if layers is not None:
                 return _run_recurrent(layers, self.tracker)
@@ -203,6 +207,7 @@ class _Recurrent(torch.autograd.Function):
         return (output, *states)
 
     @staticmethod
+    @once_differentiable  # nor is the kernel's
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients; those of the weights lie in one block."""
         layers: _RecurrentLayers = ctx.layers
@@ -305,6 +310,7 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
+    @once_differentiable  # nor is the kernel's
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients; those of the queries are added up in blocks."""
         query, key, value, bias, _output, _sums = ctx.saved_tensors
