@@ -37,8 +37,8 @@ class Released(HasCard):
     """What a release brought, and what it cost."""
 
     returned_bytes: Mapping[str, int]
-    """Given back, by "host" or device, such as "cuda:0"; what others took meanwhile is
-    subtracted."""
+    """Given back, by "host" or a device's name with its index; what others took
+    meanwhile is subtracted."""
     collected: int
     """Objects that the garbage collector found unreachable."""
     seconds: float

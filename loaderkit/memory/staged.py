@@ -59,7 +59,7 @@ class StageReceipt(HasCard):
     name: str
     """Of the stage."""
     expected_bytes: Mapping[str, int]
-    """Tensors of the named objects, by "host" or device, such as "cuda:0"."""
+    """Tensors of the named objects, by "host" or a device's name with its index."""
     returned_bytes: Mapping[str, int]
     """What is in use less than with them."""
     survivors: tuple[Survivor, ...]
