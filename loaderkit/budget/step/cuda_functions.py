@@ -74,7 +74,7 @@ class CudaFunctions(TorchFunctionMode):
         if func in _CELLS and not kwargs:
             return _run_cell(func, *args)
         if func is functional.scaled_dot_product_attention:
-            return _attend(func, *args, **kwargs)
+            return _attend(self.tracker, func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -257,6 +257,7 @@ _ALIGNED_NUMBERS = 16
 
 
 def _attend(
+    tracker: Tracker,
     func: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -276,7 +277,13 @@ def _attend(
     if attn_mask is not None:
         bias = _aligned(attn_mask, query).expand(*query.shape[:3], key.shape[2])
     apply: Any = _Attention.apply
-    return apply(query, key, value, bias)
+    output = apply(query, key, value, bias)
+    if bias is not None and bias.requires_grad:
+        # torch may take the plain formula instead: a Swin's windows were attended by
+        # the fused kernel, T5 was not.  That keeps weights, dropped ones and a mask.
+        weight_bytes = bias.numel() * bias.itemsize
+        tracker.note_uncertain(output, Bounds(0, 0, 3 * weight_bytes))
+    return output
 
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -53,26 +53,37 @@ _COPIES_GRADIENT = (
 )
 _SOFT_MARGIN = "aten::soft_margin_loss_backward"
 _SORTS = (
-    "::sort",
-    "topk",
-    "median",
-    "mode",
-    "kthvalue",
-    "unique",
-    "nonzero",
-    "masked_scatter",
-    "index_put",
-    "embedding_dense_backward",
-    "embedding_bag",
-    "_coalesce",
+    "aten::sort",
+    "aten::topk",
+    "aten::median",
+    "aten::nanmedian",
+    "aten::mode",
+    "aten::kthvalue",
+    "aten::unique",
+    "aten::_unique",
+    "aten::nonzero",
+    "aten::masked_scatter",
+    "aten::index_put",
+    "aten::_index_put",
+    "aten::embedding_dense_backward",
+    "aten::_embedding_bag",
+    "aten::_coalesce",
 )
-"""Words in the names of kernels that sort, or list positions."""
+"""They sort, or list positions."""
 _TIMES_SORTED = 8
 """What such kernels may take of what they touch; chosen: keys, positions of 8 bytes for
 each number, and the other half of both."""
-_SOLVERS = ("linalg", "svd", "qr", "eig", "cholesky", "lu_", "triangular", "ormqr")
+_SOLVERS = (
+    "aten::linalg_",
+    "aten::_linalg_",
+    "aten::cholesky",
+    "aten::triangular_solve",
+    "aten::geqrf",
+    "aten::ormqr",
+    "aten::lu_",
+)
 _TIMES_SOLVED = 4
-_CONVOLUTIONS = ("convolution", "conv_")
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
 _TIMES_CONVOLVED = 3
 """The same of solvers and of cuDNN's convolutions; chosen."""
 _UNREDUCED = {
@@ -99,11 +110,11 @@ def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
         if name.startswith(begins):
             return rule(call)
     high = 0
-    if any(word in name for word in _SOLVERS):
+    if name.startswith(_SOLVERS):
         high = _TIMES_SOLVED * touched_bytes + _LIBRARY_BYTES
-    elif any(word in name for word in _CONVOLUTIONS):
+    elif name.startswith(_CONVOLUTIONS):
         high = _TIMES_CONVOLVED * touched_bytes + _LIBRARY_BYTES
-    elif any(word in name for word in _SORTS):
+    elif name.startswith(_SORTS):
         high = _TIMES_SORTED * touched_bytes
     return Bounds(0, 0, high)
 
