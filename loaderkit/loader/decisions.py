@@ -366,14 +366,16 @@ def choose_pin_memory(
     *,
     num_workers: int,
     prefetch_factor: int | None,
+    read_ahead: int,
 ) -> Decision[bool]:
-    """Choose whether batches are copied to page-locked memory.
+    """Choose whether batches are made in page-locked memory, or copied there.
 
     Args:
         facts: What is known.
         overrides: What the caller asked for; not followed where it has no use.
         num_workers: As it was chosen.
         prefetch_factor: As it was chosen.
+        read_ahead: As it was chosen.
 
     Raises:
         LoaderError: It was asked for, and batches do not lie on the host.
@@ -399,7 +401,7 @@ def choose_pin_memory(
         return Decision(False, reason)
     if requested is not None:
         return requested
-    waiting = num_workers * (prefetch_factor or 0)
+    waiting = num_workers * (prefetch_factor or 0) + read_ahead
     needed_bytes = pinned_bytes(facts.batch_bytes or 0, waiting)
     room_bytes = int(facts.host.available_bytes * _PINNED_SHARE)
     reason = f"{format_bytes(needed_bytes)} page-locked of {format_bytes(room_bytes)}"

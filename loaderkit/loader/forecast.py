@@ -133,11 +133,12 @@ def forecast(
     batch_bytes = facts.batch_bytes or 0
     in_flight = num_workers * (prefetch_factor or 0)
     worker_bytes = FORKED_BYTES if start_method == "fork" else SPAWNED_BYTES
+    waiting = in_flight + read_ahead
     parts = {
         "this process": batch_bytes * (1 + read_ahead),
         "workers": num_workers * (worker_bytes + batch_bytes),
         "in flight": in_flight * batch_bytes,
-        "page-locked": pinned_bytes(batch_bytes, in_flight) if pin_memory else 0,
+        "page-locked": pinned_bytes(batch_bytes, waiting) if pin_memory else 0,
     }
     lines = [_memory_line(facts.host, sum(parts.values()), num_workers)]
     if num_workers:
@@ -153,7 +154,8 @@ def pinned_bytes(batch_bytes: int, waiting: int) -> int:
 
     Args:
         batch_bytes: Of the largest batch.
-        waiting: Batches that wait at most; one more is with the loop.
+        waiting: Batches that wait at most, of workers or of a thread; one more is with
+            the loop.
 
     >>> pinned_bytes(5, waiting=4)
     40

@@ -188,7 +188,11 @@ def decide(
         batches=batches,
     )
     pin_memory = choose_pin_memory(
-        facts, overrides, num_workers=num_workers, prefetch_factor=prefetch.value
+        facts,
+        overrides,
+        num_workers=num_workers,
+        prefetch_factor=prefetch.value,
+        read_ahead=read_ahead.value,
     )
     sharing = choose_sharing(facts, num_workers=num_workers)
 

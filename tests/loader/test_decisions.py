@@ -38,17 +38,22 @@ def every_decision(known, overrides=NOTHING_ASKED):
     workers = choose_num_workers(known, overrides)
     number = {"num_workers": workers.value}
     prefetch = choose_prefetch_factor(known, overrides, **number)
+    read_ahead = choose_read_ahead(known, overrides, **number)
     start_method = choose_start_method(known, overrides, **number)
     return {
         "num_workers": workers,
-        "read_ahead": choose_read_ahead(known, overrides, **number),
+        "read_ahead": read_ahead,
         "prefetch_factor": prefetch,
         "multiprocessing_context": start_method,
         "persistent_workers": choose_persistent_workers(
             known, overrides, **number, start_method=start_method.value, batches=100
         ),
         "pin_memory": choose_pin_memory(
-            known, overrides, **number, prefetch_factor=prefetch.value
+            known,
+            overrides,
+            **number,
+            prefetch_factor=prefetch.value,
+            read_ahead=read_ahead.value,
         ),
         "in_order": choose_in_order(known, overrides),
         "sharing": choose_sharing(known, **number),
@@ -224,11 +229,16 @@ def test_workers_of_a_store_that_is_not_here_are_kept_for_short_epochs(method, s
         assert decision.reason.startswith("a later epoch reads ")
 
 
-def test_page_locked_batches_take_at_most_a_tenth_of_the_memory():
+@pytest.mark.parametrize(
+    ("num_workers", "prefetch_factor", "read_ahead"), [(2, 3, 0), (0, None, 6)]
+)
+def test_page_locked_batches_take_at_most_a_tenth_of_the_memory(
+    num_workers, prefetch_factor, read_ahead
+):
     """One for each that waits and one in use, each rounded up to a power of two."""
     batch_bytes = 32 * MIB
     assert SLOW.batch_bytes == batch_bytes
-    needed_bytes = (2 * 3 + 1) * batch_bytes
+    needed_bytes = (6 + 1) * batch_bytes
     for available_bytes, is_pinned in (
         (10 * needed_bytes + 10, True),
         (10 * needed_bytes - 10, False),
@@ -236,8 +246,9 @@ def test_page_locked_batches_take_at_most_a_tenth_of_the_memory():
         decision = choose_pin_memory(
             facts(device=CUDA, host={"available_bytes": available_bytes}),
             NOTHING_ASKED,
-            num_workers=2,
-            prefetch_factor=3,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            read_ahead=read_ahead,
         )
 
         assert decision.value is is_pinned
