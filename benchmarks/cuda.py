@@ -95,8 +95,6 @@ class Trial:
     peak: int
     low: int
     high: int
-    exact: bool
-    """Whether the estimate makes no assumption."""
     reserved: int
     truth: int
     """``max_memory_allocated``, less what was taken before the model was there."""
@@ -156,7 +154,6 @@ def _trial_of(
         estimated.peak,
         estimated.low,
         estimated.high,
-        not estimated.assumptions and estimated.method == "tracked",
         estimated.reserved or 0,
         truth,
         true_reserved,
@@ -164,7 +161,7 @@ def _trial_of(
 
 
 def _failed(name: str, why: str) -> Trial:
-    return Trial(name, 0, 0, 0, False, 0, 0, 0, failure=why[:300])
+    return Trial(name, 0, 0, 0, 0, 0, 0, failure=why[:300])
 
 
 def _warm_up() -> None:
@@ -234,12 +231,11 @@ def _report_trials(trials: list[Trial], *, save: bool) -> None:
         if some:
             _print_summary(f"steps of {least / MIB:.0f} MiB and more", some)
     for trial in sorted(run, key=lambda trial: trial.error):
-        if not trial.is_inside or (trial.exact and abs(trial.error) > 0.005):
+        if not trial.is_inside:
             print(
                 f"  {trial.name[:70]:<70} {trial.truth / MIB:9.3f} MiB, estimated "
                 f"{trial.error:+8.2%} [{trial.low / trial.truth - 1:+.2%}, "
                 f"{trial.high / trial.truth - 1:+.2%}]"
-                f"{', exact' if trial.exact else ''}"
             )
     for trial in trials:
         if trial.failure:
@@ -256,15 +252,12 @@ def _report_trials(trials: list[Trial], *, save: bool) -> None:
 def _print_summary(title: str, trials: list[Trial]) -> None:
     errors = sorted(abs(trial.error) for trial in trials)
     missed = [trial for trial in trials if not trial.is_inside]
-    exact = [trial for trial in trials if trial.exact]
-    wrong = [trial for trial in exact if abs(trial.error) > 0.005]
     modelled = [trial for trial in trials if trial.true_reserved]
     reserved = [abs(trial.reserved / trial.true_reserved - 1) for trial in modelled]
     print(
         f"{len(trials)} {title}: median error {statistics.median(errors):.4%}, "
         f"90 % within {errors[len(errors) * 9 // 10]:.2%}, largest {errors[-1]:.1%}; "
-        f"{len(missed)} outside the interval; {len(wrong)} of {len(exact)} called "
-        f"exact off by more than 0.5 %; reserved: median error "
+        f"{len(missed)} outside the interval; reserved: median error "
         f"{statistics.median(reserved or [0.0]):.2%}"
     )
 

@@ -38,7 +38,7 @@ from loaderkit.datasets.columns import (
     join_column,
     stores_of,
 )
-from loaderkit.datasets.compositions import KeyedConcatDataset, has_rows
+from loaderkit.datasets.compositions import ReadBehind
 from loaderkit.datasets.dict_batches import RAGGED
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.key_texts import key_text
@@ -63,7 +63,7 @@ from loaderkit.errors import (
     OptionError,
 )
 from loaderkit.notebook import card
-from loaderkit.operations import answer_operations, refuse_operator
+from loaderkit.operations import answer_operations
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class _NoSuchConstructor:
 
 @answer_operations
 @answer_wrong_calls
-class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
+class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
     """What ``SafeDataset`` and ``SafeGraphDataset`` have in common; not for users.
 
     That is all but ``map``: it makes a dataset of another cache, so it stands where
@@ -281,17 +281,6 @@ class BaseDataset(BatchJoining[T], RowSelection[T], Dataset[T]):
         state = vars(self).get("_loaderkit")
         is_open = state is not None and state.opened is not None
         return is_open and name not in vars(self) and name in self._fields_if_open()
-
-    def __add__(self, other: Any) -> KeyedConcatDataset[Any]:
-        """Read another dataset behind this one, as torch's datasets are."""
-        if not has_rows(other):
-            raise refuse_operator(self, "+", right=other)
-        return KeyedConcatDataset([self, other])
-
-    def __radd__(self, other: Any) -> KeyedConcatDataset[Any]:
-        if not has_rows(other):
-            raise refuse_operator(self, "+", left=other)
-        return KeyedConcatDataset([other, self])
 
     def _stays_as_packed(self, wish: str) -> NotChangeableError:
         message = f"{type(self).__name__} cannot be changed: {wish}."

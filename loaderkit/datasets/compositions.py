@@ -12,7 +12,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
@@ -34,9 +34,24 @@ if TYPE_CHECKING:
 T = TypeVar("T", default=Any)
 
 
+class ReadBehind(Dataset[T]):
+    """Datasets that ``+`` reads one behind the other, as torch's are."""
+
+    def __add__(self, other: Any) -> KeyedConcatDataset[Any]:
+        """Read another dataset behind this one."""
+        if not has_rows(other):
+            raise refuse_operator(self, "+", right=other)
+        return KeyedConcatDataset([self, other])
+
+    def __radd__(self, other: Any) -> KeyedConcatDataset[Any]:
+        if not has_rows(other):
+            raise refuse_operator(self, "+", left=other)
+        return KeyedConcatDataset([other, self])
+
+
 @answer_operations
 @answer_wrong_calls
-class KeyedConcatDataset(ConcatDataset[T]):
+class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
     """Datasets read one behind the other, which know the keys of their samples.
 
     What ``one + other`` gives: torch's ``ConcatDataset``, for any loader, with ``key``
@@ -96,16 +111,6 @@ class KeyedConcatDataset(ConcatDataset[T]):
             fix = f"[part.{name}{call} for part in dataset.datasets]; or "
             fix += "loaderkit.concat(caches, path), one cache of all"
             raise NoSuchAttributeError(message, why=why, fix=fix)
-
-    def __add__(self, other: Any) -> KeyedConcatDataset[Any]:
-        if not has_rows(other):
-            raise refuse_operator(self, "+", right=other)
-        return KeyedConcatDataset([self, other])
-
-    def __radd__(self, other: Any) -> KeyedConcatDataset[Any]:
-        if not has_rows(other):
-            raise refuse_operator(self, "+", left=other)
-        return KeyedConcatDataset([other, self])
 
     def __repr__(self) -> str:
         parts = " + ".join(type(part).__name__ for part in self.datasets)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.loader.page_locking import answers_operators
 from loaderkit.memory.probes import read_capability
 from loaderkit.nests import dense_parts, flatten, map_leaves
 
@@ -207,8 +208,6 @@ def _is_dense(leaf: Any) -> bool:
         return False
     if leaf.is_nested or leaf.is_quantized:
         return False
-    # A subclass that answers torch's operators itself, such as MaskedTensor, need not
-    # know this one; those that tell their parts, such as PyG's EdgeIndex, do.
-    kind: Any = type(leaf)
-    answers_itself = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-    return not answers_itself or hasattr(kind, "__tensor_flatten__")
+    # A subclass that answers torch's operators itself need not know this one; those
+    # that tell their parts, such as PyG's EdgeIndex, do.
+    return not answers_operators(leaf) or hasattr(leaf, "__tensor_flatten__")

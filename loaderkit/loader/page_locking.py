@@ -74,10 +74,18 @@ def _locks_itself(part: object) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether every version of torch can page-lock a kind of tensor."""
-    kind: Any = type(tensor)
-    answers_itself = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     is_dense = tensor.layout is torch.strided and not tensor.is_nested
-    return tensor.device.type == "cpu" and is_dense and not answers_itself
+    is_torchs = is_dense and not answers_operators(tensor)
+    return tensor.device.type == "cpu" and is_torchs
+
+
+def answers_operators(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is of a subclass that answers torch's operators itself.
+
+    Such as MaskedTensor or PyG's EdgeIndex; it need not know all of them.
+    """
+    kind: Any = type(tensor)
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _error_about(tensor: torch.Tensor) -> LoaderError:

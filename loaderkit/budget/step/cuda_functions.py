@@ -188,7 +188,6 @@ class _Recurrent(torch.autograd.Function):
         *states_and_weights: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Make the output and what is kept."""
-        dtype = values.dtype
         copied = _copy_if_transposed(layers, values)
         shape = (*values.shape[:-1], layers.directions * layers.width)
         if layers.is_batch_first:
@@ -199,10 +198,7 @@ class _Recurrent(torch.autograd.Function):
         reserve = values.new_empty(layers.reserve_bytes, dtype=torch.uint8)
         workspace = _workspace(layers, tracker, values)
         del workspace, copied
-        ctx.layers = layers._replace(
-            values=values.detach(), states=(), weights=[]
-        )._replace(states=layers.states, weights=layers.weights)
-        ctx.tracker, ctx.dtype = tracker, dtype
+        ctx.layers, ctx.tracker = layers._replace(values=values.detach()), tracker
         ctx.save_for_backward(values, *states_and_weights, output, reserve)
         return (output, *states)
 
@@ -375,7 +371,6 @@ class _Cell(torch.autograd.Function):
             outputs.append(of_values.new_empty((*rows, width)))
         workspace = of_values.new_empty((*rows, kept * width))
         ctx.save_for_backward(of_values, of_state, state, *biases, workspace)
-        ctx.biases = len(biases)
         return tuple(outputs)
 
     @staticmethod
