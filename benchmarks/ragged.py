@@ -2,7 +2,7 @@
 
 Run it with ``python -m benchmarks.ragged [--scale 0.1] [--save]``.  A cache takes
 turns, run by run and in CPU time, with a list in memory whose samples ``pad_sequence``
-pads.
+pads: with their lengths, and with the mask too, which each batch from a cache has.
 """
 
 from __future__ import annotations
@@ -67,13 +67,12 @@ def _compare_with_list(fields: tuple[str, ...], rounds: int) -> list[Row]:
         from_cache = loaderkit.build_loader(
             cache, batch_size=BATCH, shuffle=True, num_workers=0
         )
-        from_list: DataLoader[Any] = DataLoader(
-            samples, batch_size=BATCH, shuffle=True, collate_fn=_pad_samples
-        )
-        contestants = {
-            ", ".join(fields): epoch_reader(from_cache),
-            "list": epoch_reader(from_list),
-        }
+        contestants = {", ".join(fields): epoch_reader(from_cache)}
+        for name, pad in (("list", _pad), ("list with masks", _pad_and_mask)):
+            from_list: DataLoader[Any] = DataLoader(
+                samples, batch_size=BATCH, shuffle=True, collate_fn=pad
+            )
+            contestants[name] = epoch_reader(from_list)
         return compare_in_pairs(contestants, rounds=rounds, clock=time.process_time)
 
 
@@ -87,13 +86,22 @@ def _make_sample(fields: tuple[str, ...], number: int) -> dict[str, Any]:
     return sample
 
 
-def _pad_samples(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Join samples as people do, with the lengths that a model needs for its mask."""
+def _pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Join samples as people do, with the lengths that a model makes its mask of."""
     batch = {"label": torch.tensor([sample["label"] for sample in samples])}
     for name in samples[0].keys() - {"label"}:
         values = [sample[name] for sample in samples]
         batch[name] = pad_sequence(values, batch_first=True)
         batch[f"{name} lengths"] = torch.tensor([len(value) for value in values])
+    return batch
+
+
+def _pad_and_mask(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Join samples with all that a batch from a cache has."""
+    batch = _pad(samples)
+    for name in samples[0].keys() - {"label"}:
+        ends = batch[f"{name} lengths"][:, None]
+        batch[f"{name} mask"] = torch.arange(batch[name].shape[1]) < ends
     return batch
 
 
