@@ -91,6 +91,12 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
     def collate(self, samples: object) -> Any:
         """Join samples in the dataset's own way; gathers those of ``unread``."""
 
+    def joins_with(self, others: Sequence[Any]) -> CachedSamples:
+        """Give a dataset whose ``collate`` joins these samples and those of others."""
+
+    def ragged_field(self, others: Sequence[Any]) -> str | None:
+        """Name a field that differs in length among these samples and others'."""
+
     def unread(
         self, rows: Sequence[int], page_locked: PageLockedBatch | None = None
     ) -> Any:
@@ -156,50 +162,6 @@ def gathers_batches(dataset: object) -> bool:
     """Tell whether a dataset, or what subsets are parts of, gathers its batches."""
     # Asked for each batch, so with one look rather than through as_cached.
     return bool(getattr(innermost(dataset), "gathers", False))
-
-
-def own_collate(dataset: object) -> Callable[[Any], Any] | None:
-    """Find the ``collate`` of a dataset that joins its samples in its own way.
-
-    Args:
-        dataset: Any; a subset's samples are joined like those of what it is a part of.
-
-    Returns:
-        A function of a list of samples; None for datasets that are not loaderkit's.
-        PyG's InMemoryDataset has a ``collate`` too, which does something else.
-    """
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    if isinstance(dataset, ConcatDataset):
-        return _collate_of_all(dataset.datasets)
-    cached = as_cached(dataset)
-    return None if cached is None else cached.collate
-
-
-_JOINING = ("ragged", "pad_value", "follow_batch", "exclude_keys")
-"""Attributes of our datasets that say how their samples are joined."""
-
-
-def _collate_of_all(parts: Sequence[object]) -> Callable[[Any], Any] | None:
-    """Find the ``collate`` of datasets that all join their samples alike.
-
-    Returns:
-        That of the first; None where one is of another library, or joins otherwise.
-    """
-    first, *others = [own_collate(part) for part in parts]
-    if first is None:
-        return None
-    settings = _joining_settings(first)
-    if any(_joining_settings(collate) != settings for collate in others):
-        return None
-    return first
-
-
-def _joining_settings(collate: Callable[[Any], Any] | None) -> tuple[Any, ...]:
-    """Give what the joining of samples by a dataset's method depends on."""
-    owner = getattr(collate, "__self__", None)
-    function = getattr(collate, "__func__", None)
-    return (function, *(getattr(owner, name, None) for name in _JOINING))
 
 
 class AskedSizes(NamedTuple):
@@ -322,23 +284,6 @@ def let_go_of_shards(dataset: object) -> None:
     cached = as_cached(inner)
     if cached is not None:
         cached.let_go_of_shards()
-
-
-def fill_padding(dataset: object, batch: object) -> None:
-    """Have a dataset that pads with values of its own fill what was padded on.
-
-    Args:
-        dataset: What the samples are of.
-        batch: Padded with zeros; changed in place.
-    """
-    inner = innermost(dataset)
-    if isinstance(inner, ConcatDataset):
-        if own_collate(inner) is not None:  # all pad alike
-            fill_padding(inner.datasets[0], batch)
-        return
-    cached = as_cached(inner)
-    if cached is not None:
-        cached.fill_padding(batch)
 
 
 def _rows_of(subset: Subset[Any], rows: Ints | None) -> Ints:

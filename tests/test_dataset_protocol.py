@@ -6,6 +6,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from loaderkit import dataset_protocol as protocol
 from loaderkit import pack
+from loaderkit.composed_joining import fill_padding, own_collate
 
 ROWS = [4, 0, 2]
 
@@ -37,14 +38,14 @@ def test_a_dataset_that_says_nothing_is_asked_in_vain_and_without_an_error(other
     for dataset in (other, Subset(other, [0])):
         assert protocol.as_cached(dataset) is None
         assert not protocol.gathers_batches(dataset)
-        assert protocol.own_collate(dataset) is None
+        assert own_collate(dataset) is None
         assert protocol.ask_sizes(dataset).sizes is None
         assert protocol.ask_size_counter(dataset) is None
         assert protocol.ask_graph_fields(dataset) is None
         assert protocol.ask_stored_rows(dataset) is None
         assert protocol.ask_stored_arrays(dataset) is None
         protocol.let_go_of_shards(dataset)
-        protocol.fill_padding(dataset, {})
+        fill_padding(dataset, {})
 
 
 def test_a_subset_of_a_subset_asks_what_it_is_a_part_of(packed):
@@ -55,7 +56,7 @@ def test_a_subset_of_a_subset_asks_what_it_is_a_part_of(packed):
     assert asked.dataset is packed
     assert asked.rows.tolist() == [1, 5, 3]
     assert protocol.gathers_batches(part)
-    assert protocol.own_collate(part) == packed.collate
+    assert own_collate(part) == packed.collate
     assert protocol.ask_stored_arrays(part).samples == 6
 
 
@@ -69,6 +70,6 @@ def test_a_subset_that_changes_its_samples_is_none_to_gather_from(packed):
     doubled = Doubled(packed, ROWS)
 
     assert not protocol.gathers_batches(doubled)
-    assert protocol.own_collate(doubled) == packed.collate
+    assert own_collate(doubled) == packed.collate
     assert protocol.ask_size_counter(doubled) is not None
     assert protocol.ask_size_counter(Subset(packed, ROWS)) is None

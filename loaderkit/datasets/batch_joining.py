@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from typing_extensions import TypeVar
+from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_name
@@ -15,7 +17,13 @@ from loaderkit.datasets.columns import field_names
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
-from loaderkit.datasets.ragged import PadValue, fill_padding
+from loaderkit.datasets.ragged import PadValue, error_of_shapes, fill_padding
+from loaderkit.datasets.ragged_fields import (
+    Joining,
+    JointShapes,
+    joining_of,
+    together,
+)
 from loaderkit.datasets.rows import is_one, many_rows
 from loaderkit.datasets.sample_reading import SampleReading, is_ours
 from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
@@ -28,8 +36,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
-    from loaderkit.datasets.dict_batches import Path
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.ragged_fields import FieldShapes, Path
     from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
@@ -116,9 +124,12 @@ class BatchJoining(SampleReading[T]):
         if recipe is None:
             samples = [self[row] for row in numbers.tolist()]
             note_others(page_locked)
+            return self._join_samples(samples)
+        try:
             with Collating():
-                return self._join_samples(samples)
-        batch = self._gather_batch(recipe, cached, page_locked=page_locked)
+                batch = recipe.batch(cached, page_locked=page_locked)
+        except UnlikeShapesError as error:
+            raise unlike_shapes_error(recipe.store, str(error), cached) from None
         self.fill_padding(batch)
         return batch
 
@@ -155,6 +166,35 @@ class BatchJoining(SampleReading[T]):
             return samples.dataset.batch(samples.rows)
         self._expect_more_of(samples)
         return self._join_samples(samples, follow, exclude)
+
+    def joins_with(self, others: Sequence[BatchJoining[Any]]) -> Self:
+        """Give a dataset whose ``collate`` joins samples of this one and of others.
+
+        A field that has one length here, and another there, is ragged in all batches.
+
+        Args:
+            others: Datasets whose samples are joined alike, such as the other parts of
+                a concatenation.
+        """
+        joining = copy.copy(self)
+        joining._loaderkit = replace(self._loaderkit, beside=tuple(others))
+        return joining
+
+    def ragged_field(self, others: Sequence[BatchJoining[Any]]) -> str | None:
+        """Name a field that differs in length among these samples and others'.
+
+        Args:
+            others: Datasets beside this one.
+
+        Returns:
+            As code writes it; None where caches have none, and for graphs.
+        """
+        datasets = [part for part in (self, *others) if part.cache is not None]
+        parts = [part._open_cache().field_shapes for part in datasets]
+        for field, shapes in together(parts).items():
+            if shapes.joining is Joining.RAGGED:
+                return "".join(f"[{key!r}]" for key in field.path) or "a sample"
+        return None
 
     def fill_padding(self, batch: Any) -> None:
         """Write ``pad_value`` behind the ends of the samples of a padded batch.
@@ -220,20 +260,6 @@ class BatchJoining(SampleReading[T]):
         node = opened.structure.variants[variant]
         return DictRecipe(opened.store, node, self.classes, self.ragged)
 
-    def _gather_batch(
-        self,
-        recipe: Any,
-        cached: Ints,
-        *options: Any,
-        page_locked: PageLockedBatch | None,
-    ) -> Any:
-        """Have a recipe gather rows of the cache; ``options`` are the recipe's own."""
-        try:
-            with Collating():
-                return recipe.batch(cached, *options, page_locked=page_locked)
-        except UnlikeShapesError as error:
-            raise unlike_shapes_error(recipe.store, str(error), cached) from None
-
     def _join_samples(
         self,
         samples: list[Any],
@@ -246,27 +272,43 @@ class BatchJoining(SampleReading[T]):
             fix = "return the sample, also one that was changed in place"
             raise DatasetError(message, why=why, fix=fix)
         others = functools.partial(
-            collate_samples, ragged=self.ragged, is_ragged=self._is_ragged
+            collate_samples, ragged=self.ragged, joining_of=self._joining_of
         )
-        batch = join(samples, others, follow_batch, exclude_keys)
+        with Collating():
+            batch = join(samples, others, follow_batch, exclude_keys)
         self.fill_padding(batch)
         return batch
 
-    def _is_ragged(self, path: Path) -> bool:
-        """Tell whether the first axis of a field differs in other samples.
+    def _joining_of(self, path: Path, values: Sequence[Any]) -> Joining | None:
+        """Say how the values of a field are joined in all batches.
 
         A transform may make a field of one size of one that differs in the cache: of
         what it returns only those are known that ``pad_value`` names.
 
         Args:
             path: The keys that lead to the field.
+            values: Tensors and arrays.
         """
-        if self.reads_cache:
-            return path in self._open_cache().ragged_paths
+        datasets = (self, *self._loaderkit.beside)
+        caches = [part._open_cache() for part in datasets if part.reads_cache]
+        if caches:
+            return joining_of(self._shapes_in(caches), path, values)
         if isinstance(self.pad_value, Mapping):
             names = [key for key in path if isinstance(key, str)]
-            return bool(names) and names[-1] in self.pad_value
-        return False
+            is_named = bool(names) and names[-1] in self.pad_value
+            return Joining.RAGGED if is_named else None
+        return None
+
+    def _shapes_in(self, caches: list[OpenedCache]) -> FieldShapes:
+        """Tell the shapes of fields in all of some caches."""
+        if len(caches) == 1:
+            return caches[0].field_shapes
+        known = self._loaderkit.joint_shapes
+        if known is None or known.caches != caches:
+            shapes = together(cache.field_shapes for cache in caches)
+            known = JointShapes(caches, shapes)
+            self._loaderkit.joint_shapes = known
+        return known.shapes
 
     def _joins_like(
         self, other: BatchJoining[Any] | None
@@ -315,11 +357,5 @@ def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:
         rows: The samples of the batch, by their numbers in the cache.
     """
     reader = store.column(column)
-    shapes = [list(reader.read(*store.locate(int(row))).shape) for row in rows]
-    # Such as [3, 20, 30] and [3, 21, 30]: their first axis alone would be joined along.
-    others = [shape for shape in shapes if shape[1:] != shapes[0][1:]] or shapes
-    message = f"Field {column!r} has shapes in these samples that cannot be joined: "
-    message += f"{shapes[0]} and {others[0]}."
-    why = "an axis that they are not joined along differs, or the number of axes"
-    fix = "give the samples one shape in load() or transform, or a batch size of 1"
-    return DatasetError(message, why=why, fix=fix)
+    shapes = [reader.read(*store.locate(int(row))).shape for row in rows]
+    return error_of_shapes(column, shapes)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.key_index import KeyIndex
     from loaderkit.datasets.pack_options import PackOptions
+    from loaderkit.datasets.ragged_fields import JointShapes
 
     Ints = NDArray[np.int64]
 
@@ -60,6 +61,10 @@ class DatasetState:
     """The only generation of the cache that may be opened; None for any."""
     plain: bool = False
     """Classes that are not known are read as plain containers."""
+    beside: tuple[Any, ...] = ()
+    """The datasets whose samples are joined with these, of a concatenation."""
+    joint_shapes: JointShapes | None = None
+    """The shapes of fields in the caches of all of them, once asked for."""
 
 
 @answer_wrong_calls
@@ -179,7 +184,11 @@ class CachedSamples(Generic[T]):
         if opened is not None:
             generation = opened.store.manifest.generation
         state = replace(
-            self._loaderkit, opened=None, key_index=None, generation=generation
+            self._loaderkit,
+            opened=None,
+            key_index=None,
+            generation=generation,
+            joint_shapes=None,
         )
         return {**self.__dict__, "_loaderkit": state}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +11,10 @@ import torch
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
-from loaderkit.datasets.dict_batches import (
-    DictRecipe,
-    collate_samples,
-    ragged_paths,
-)
+from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
 from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
+from loaderkit.datasets.ragged_fields import field_shapes, joining_of
 from loaderkit.datasets.sizes import occurring, stored_bytes
 from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
 from loaderkit.errors import DatasetError, NoSuchAttributeError, NotChangeableError
@@ -262,8 +260,8 @@ def join_column(
         decode(fields[number], leaf_reader(opened.store, row), classes)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
-    paths = ragged_paths(opened.store, fields.values())
-    return collate_samples(values, ragged, paths.__contains__)
+    shapes = field_shapes(opened.store, fields.values())
+    return collate_samples(values, ragged, functools.partial(joining_of, shapes))
 
 
 def join_graph_column(

@@ -8,7 +8,9 @@ differs from sample to sample, ``ragged`` says what a batch holds in its place:
     "jagged"   a torch.nested tensor in jagged layout
 
 That holds for all batches of a dataset: one of samples that happen to be equally long
-is padded (packed, jagged) like the others, as the code behind it expects.
+is padded (packed, jagged) like the others, as the code behind it expects.  A field of
+which another axis differs, as of images, is stacked where a batch has one shape; see
+ragged_fields.py.
 
 Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dataclass.
 """
@@ -32,24 +34,32 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
 from loaderkit.datasets.plain_columns import PlainColumn
-from loaderkit.datasets.ragged import Packed, Padded, concatenate, mask_of, pad
+from loaderkit.datasets.ragged import (
+    Packed,
+    Padded,
+    concatenate,
+    error_of_shapes,
+    mask_of,
+    pad,
+)
+from loaderkit.datasets.ragged_fields import Joining, as_tensor, column_shapes
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.ragged_fields import Path
     from loaderkit.datasets.structure import Node
     from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
 
-    Path: TypeAlias = "tuple[Any, ...]"
-    """The keys, names of attributes and numbers that lead to a field of a sample."""
+    JoiningOf: TypeAlias = Callable[[Path, Sequence[Any]], Joining | None]
 
 END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "packed": Packed,
@@ -79,9 +89,11 @@ class DictRecipe:
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
         self.variant = _stack_equal_shapes(store, variant)
+        self._of_many_shapes = _columns_of_many_shapes(store, self.variant)
+        """Those whose axes behind the first differ, too."""
         self._columns = {
             leaf.column.name: BatchColumn(store, leaf.column)
-            for leaf in _gathered_leaves(self.variant)
+            for leaf in self._gathered_leaves()
         }
         """Those that tensors are gathered from, by name."""
         self._plain_columns: dict[str, PlainColumn] | None = None
@@ -105,6 +117,12 @@ class DictRecipe:
             self._plain_columns = self._find_plain_columns()
         gather.arena = make_arena(lambda: self._batch_bytes(gather))
         return self._join_node(gather, self.variant)
+
+    def _gathered_leaves(self) -> Iterator[Leaf]:
+        """List the leaves that tensors are gathered for in one go."""
+        for leaf in _tensor_leaves(self.variant):
+            if leaf.column.name not in self._of_many_shapes:
+                yield leaf
 
     def _join_node(self, gather: BatchGather, node: Node) -> Any:
         if isinstance(node, Leaf):
@@ -131,6 +149,11 @@ class DictRecipe:
             return gather.texts(column)
         if how is DictJoin.BY_TORCH:
             return self._join_values(gather, leaf)
+        if column.name in self._of_many_shapes:
+            gather.note_others()
+            return stack_equal(
+                gather.values(leaf, self.classes), column.name, self.ragged
+            )
         of_batch = self._columns[column.name]
         if column.axis is None:
             return gather.tensor(of_batch)[0]
@@ -151,7 +174,7 @@ class DictRecipe:
     def _find_plain_columns(self) -> dict[str, PlainColumn]:
         """Find the columns that are joined with the fewest calls."""
         columns = {}
-        for leaf in _gathered_leaves(self.variant):
+        for leaf in self._gathered_leaves():
             spec = leaf.column
             if spec.axis is None or (spec.axis == 0 and self.ragged == "padded"):
                 plain = PlainColumn.of(self.store, spec)
@@ -162,51 +185,20 @@ class DictRecipe:
     def _batch_bytes(self, gather: BatchGather) -> int:
         """Bytes of all tensors of a batch, each with room to be aligned."""
         nbytes = 0
-        for leaf in _gathered_leaves(self.variant):
+        for leaf in self._gathered_leaves():
             nbytes += gather.total_bytes(self._columns[leaf.column.name])
             nbytes += 8 * (len(gather) + _ALIGNMENT_NUMBERS)
         return nbytes
 
 
-def ragged_paths(store: Store, variants: Iterable[Node]) -> frozenset[Path]:
-    """Find the fields whose first axis differs among the samples of a cache.
-
-    Args:
-        store: The cache.
-        variants: The ways in which its samples are built, or a part of them is.
-
-    Returns:
-        The keys that lead to each.
-    """
-    found: set[Path] = set()
-    for variant in variants:
-        found.update(_ragged_paths_of(_stack_equal_shapes(store, variant), ()))
-    return frozenset(found)
-
-
-def _ragged_paths_of(node: Node, path: Path) -> Iterator[Path]:
-    if isinstance(node, Leaf):
-        is_tensor = LEAF_KINDS[node.column.kind].in_dicts is DictJoin.TENSOR
-        if is_tensor and node.column.axis is not None:
-            yield path
-        return
-    row = NEST_KINDS[node.kind]
-    if not row.is_container:
-        return
-    keys = range(len(node.children)) if row.is_sequence else node.keys
-    for key, child in zip(keys, node.children, strict=True):
-        yield from _ragged_paths_of(child, (*path, key))
-
-
-def _never_ragged(path: Path) -> bool:
-    del path
-    return False
+def _unknown_joining(_: Path, __: Sequence[Any]) -> Joining | None:
+    return None
 
 
 def collate_samples(
     samples: Sequence[Any],
     ragged: str,
-    is_ragged: Callable[[Path], bool] = _never_ragged,
+    joining_of: JoiningOf = _unknown_joining,
     path: Path = (),
 ) -> Any:
     """Batch samples that are in memory.
@@ -214,9 +206,9 @@ def collate_samples(
     Args:
         samples: At least one, all built alike.
         ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
-        is_ragged: Tells of the keys that lead to a field whether its first axis differs
-            elsewhere in the dataset.  Where that is not known, it is what these samples
-            show.
+        joining_of: Says of the keys that lead to a field, and its values, how it is
+            joined in the whole dataset; None where that is not known, so that it is
+            what these samples show.
         path: The keys that lead to these samples.
 
     Returns:
@@ -227,17 +219,18 @@ def collate_samples(
     """
     first = samples[0]
     if isinstance(first, torch.Tensor | np.ndarray):
-        tensors = [torch.as_tensor(sample) for sample in samples]
+        tensors = [as_tensor(sample) for sample in samples]
+        joining = joining_of(path, samples)
+        if joining is Joining.STACKED_IF_EQUAL:
+            return stack_equal(tensors, ".".join(map(str, path)), ragged)
         are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
-        if are_alike and not (tensors[0].dim() and is_ragged(path)):
+        if are_alike and not (tensors[0].dim() and joining is Joining.RAGGED):
             return default_collate(tensors)
-        if ragged == "padded":
-            return pad(tensors)
-        return END_TO_END[ragged](*concatenate(tensors))
+        return _join_ragged(tensors, ragged)
     if isinstance(first, Mapping):
         batches = {
             key: collate_samples(
-                [sample[key] for sample in samples], ragged, is_ragged, (*path, key)
+                [sample[key] for sample in samples], ragged, joining_of, (*path, key)
             )
             for key in first
         }
@@ -245,14 +238,14 @@ def collate_samples(
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         batches = {
             name: collate_samples(
-                [getattr(s, name) for s in samples], ragged, is_ragged, (*path, name)
+                [getattr(s, name) for s in samples], ragged, joining_of, (*path, name)
             )
             for name in attribute_names(first)
         }
         return make_dataclass(type(first), batches)
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
         items = [
-            collate_samples(item, ragged, is_ragged, (*path, number))
+            collate_samples(item, ragged, joining_of, (*path, number))
             for number, item in enumerate(zip(*samples, strict=True))
         ]
         if hasattr(first, "_fields"):
@@ -261,14 +254,53 @@ def collate_samples(
     return _collate_plain(samples)
 
 
-def _gathered_leaves(node: Node) -> Iterator[Leaf]:
-    """List the leaves that tensors are gathered for."""
+def stack_equal(values: Sequence[Any], field: str, ragged: str) -> Any:
+    """Stack values of a field whose axes behind the first differ in the dataset.
+
+    Args:
+        values: Tensors and arrays, at least one.
+        field: What the field is called.
+        ragged: As for ``collate_samples``.
+
+    Raises:
+        DatasetError: They differ in shape.
+    """
+    tensors = [as_tensor(value) for value in values]
+    if all(0 in tensor.shape[1:] for tensor in tensors):
+        # Which axes differ is not known of values without numbers, such as [3, 0] and
+        # [5, 0]: a cache keeps the shape of each, as of those that do.
+        return _join_ragged(tensors, ragged)
+    if any(tensor.shape != tensors[0].shape for tensor in tensors):
+        raise error_of_shapes(field, [tensor.shape for tensor in tensors])
+    return default_collate(tensors)
+
+
+def _join_ragged(tensors: Sequence[torch.Tensor], ragged: str) -> Any:
+    """Join tensors whose first axes may differ, and nothing else."""
+    if ragged == "padded":
+        return pad(tensors)
+    return END_TO_END[ragged](*concatenate(tensors))
+
+
+def _columns_of_many_shapes(store: Store, node: Node) -> frozenset[str]:
+    """Find the columns whose axes behind the first differ among samples."""
+    names = (leaf.column.name for leaf in _tensor_leaves(node) if leaf.column.ndim)
+    return frozenset(name for name in names if _has_many_row_shapes(store, name))
+
+
+def _has_many_row_shapes(store: Store, name: str) -> bool:
+    shapes = column_shapes(store, name)
+    return shapes is not None and shapes.row_shape is None
+
+
+def _tensor_leaves(node: Node) -> Iterator[Leaf]:
+    """List the leaves that are tensors in a batch."""
     if isinstance(node, Leaf):
         if LEAF_KINDS[node.column.kind].in_dicts is DictJoin.TENSOR:
             yield node
     elif NEST_KINDS[node.kind].is_container:
         for child in node.children:
-            yield from _gathered_leaves(child)
+            yield from _tensor_leaves(child)
 
 
 def _stays_in_a_tuple(node: Node) -> bool:
@@ -302,19 +334,7 @@ def _stack_equal_shapes(store: Store, node: Node) -> Node:
         children = tuple(_stack_equal_shapes(store, child) for child in node.children)
         return node._replace(children=children)
     column = node.column
-    if column.row.is_text or not _has_one_shape(store, column.name):
+    shapes = None if column.row.is_text else column_shapes(store, column.name)
+    if shapes is None or shapes.joining is not Joining.STACKED:
         return node
     return node._replace(column=column._replace(axis=None))
-
-
-def _has_one_shape(store: Store, name: str) -> bool:
-    """Tell whether the values of a column have the same shape in all samples."""
-    shapes: set[tuple[int, ...]] = set()
-    for group in store.manifest.shards.groups:
-        column = group.schema.column.get(name)
-        if column is None:
-            continue
-        if column.offsets is not None:
-            return False
-        shapes.update(shape for shape, _ in group.by_row_shape(column.values, 0))
-    return len(shapes) == 1

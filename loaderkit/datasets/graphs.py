@@ -139,16 +139,29 @@ class GraphDataset(BaseDataset[T]):
         cached = self._rows_in_cache(numbers)
         recipe = self._recipe_for(cached)
         if recipe is None or not recipe.gathers(exclude):
-            samples = [self[row] for row in numbers.tolist()]
-            # PyG's ``batch`` and ``ptr`` have a number for every node.
-            graphs = (graph for sample in samples for graph in graphs_in(sample))
-            Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
             note_others(page_locked)
+            return self._join_read_samples(numbers, follow, exclude)
+        try:
             with Collating():
-                return self._join_samples(samples, follow, exclude)
-        return self._gather_batch(
-            recipe, cached, follow, exclude, page_locked=page_locked
-        )
+                return recipe.batch(cached, follow, exclude, page_locked=page_locked)
+        except UnlikeShapesError as error:
+            column = str(error)
+        # Other samples of the dataset are unlike in shape, but perhaps not these.
+        note_others(page_locked)
+        try:
+            return self._join_read_samples(numbers, follow, exclude)
+        except DatasetError as error:
+            raise unlike_shapes_error(recipe.store, column, cached) from error
+
+    def _join_read_samples(
+        self, rows: Ints, follow_batch: Collection[str], exclude_keys: Collection[str]
+    ) -> Any:
+        """Read samples one by one, and join them."""
+        samples = [self[row] for row in rows.tolist()]
+        # PyG's ``batch`` and ``ptr`` have a number for every node.
+        graphs = (graph for sample in samples for graph in graphs_in(sample))
+        Room(len(samples)).take(16 * sum(map(_told_nodes, graphs)))
+        return self._join_samples(samples, follow_batch, exclude_keys)
 
     def collate(
         self,

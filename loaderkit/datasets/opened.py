@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import TypeVar
 
-from loaderkit.datasets.dict_batches import ragged_paths
 from loaderkit.datasets.gathering import BatchGather
 from loaderkit.datasets.kinds import Kind
+from loaderkit.datasets.ragged_fields import field_shapes
 from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.soundness import check_columns
 from loaderkit.datasets.structure import VARIANT, Structure, is_graph
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
-    from loaderkit.datasets.dict_batches import Path
+    from loaderkit.datasets.ragged_fields import FieldShapes
 
     Ints = NDArray[np.int64]
 
@@ -62,9 +62,9 @@ class OpenedCache:
         return frozenset(str(name) for store in stores for name in store.keys)
 
     @functools.cached_property
-    def ragged_paths(self) -> frozenset[Path]:
-        """The keys that lead to each field whose first axis differs among samples."""
-        return ragged_paths(self.store, self.structure.variants)
+    def field_shapes(self) -> FieldShapes:
+        """The shapes that each field of tensors has in all samples."""
+        return field_shapes(self.store, self.structure.variants)
 
     @property
     def holds_graphs(self) -> bool:

@@ -509,6 +509,29 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
         raise _unlike(len(tensors) - 1, first, tensors[-1])
 
 
+def error_of_shapes(field: str, shapes: Sequence[Sequence[int]]) -> DatasetError:
+    """Say which shapes of a field cannot be joined.
+
+    Args:
+        field: What it is called.
+        shapes: Those of the samples of a batch, at least one.
+    """
+    # Such as [3, 20, 30] and [3, 21, 30]: their first axis alone would be joined along.
+    others = [shape for shape in shapes if shape[1:] != shapes[0][1:]]
+    why = "an axis that they are not joined along differs, or the number of axes"
+    if not others:
+        others = [shape for shape in shapes if shape != shapes[0]]
+        why = "they differ in their first axis alone, but other samples of the dataset "
+        why += "in other axes, too, so that the field is not padded"
+    called = f"Field {field!r} has shapes in these samples"
+    if not field:
+        called = "These samples have shapes"
+    message = f"{called} that cannot be joined: {list(shapes[0])} and "
+    message += f"{list((others or shapes)[0])}."
+    fix = "give the samples one shape in load() or transform, or a batch size of 1"
+    return DatasetError(message, why=why, fix=fix)
+
+
 def _unlike(position: int, first: torch.Tensor, tensor: torch.Tensor) -> DatasetError:
     """Make the error for a tensor that cannot be joined with that of sample 0."""
     message = (

@@ -13,6 +13,7 @@ from torch.utils.data import default_convert
 
 from loaderkit.arguments import parse_arguments, show_value, suggest_keywords
 from loaderkit.cache.stored_arrays import measure_disk
+from loaderkit.composed_joining import check_joined_alike
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
 from loaderkit.loader.batching import choose_batching
@@ -142,6 +143,7 @@ def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any
     if collate is None and not options.batched:
         collate = default_convert
     if collate is None:
+        check_joined_alike(dataset)
         collate = collate_of(dataset, options.follow_batch, options.exclude_keys)
     if options.batch_transform is not None:
         collate = JoinThenTransform(collate, options.batch_transform)

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.dataset_protocol import gathers_batches, innermost, own_collate
+from loaderkit.composed_joining import own_collate
+from loaderkit.dataset_protocol import gathers_batches, innermost
 from loaderkit.joining import join
 from loaderkit.memory.shm_batch import default_collate
 

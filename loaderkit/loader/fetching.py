@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 import torch
 from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
-from loaderkit.dataset_protocol import (
-    PaddedValues,
-    as_cached,
-    fill_padding,
-    innermost,
-)
+from loaderkit.composed_joining import fill_padding
+from loaderkit.dataset_protocol import PaddedValues, as_cached, innermost
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
 from loaderkit.loader.failures import Failure

@@ -8,7 +8,8 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 from torch_geometric.data import Batch, Data
 
 from loaderkit import build_loader, pack
-from loaderkit.dataset_protocol import ask_identity, own_collate
+from loaderkit.composed_joining import own_collate
+from loaderkit.dataset_protocol import ask_identity
 from loaderkit.errors import LoaderError
 from loaderkit.loader.description import sizes_of
 
@@ -93,15 +94,8 @@ def test_texts_of_any_nest_are_padded(texts, number):
     loader = build_loader(nest, batch_size=3, num_workers=0, probe=False)
 
     labels = [label for batch in loader for label in batch["label"].tolist()]
-    lengths = [length for batch in loader for length in lengths_in(batch["ids"])]
+    lengths = [n for batch in loader for n in batch["ids"].lengths.tolist()]
     assert labels == lengths == [sample["label"] for sample in nest]
-
-
-def lengths_in(ids):
-    """Samples of one length are a tensor, as wherever samples are joined one by one."""
-    if isinstance(ids, torch.Tensor):
-        return [ids.shape[1]] * len(ids)
-    return ids.lengths.tolist()
 
 
 def test_a_sum_of_datasets_is_one_of_these(graphs):

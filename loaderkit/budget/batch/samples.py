@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.arguments import with_article
-from loaderkit.dataset_protocol import own_collate
+from loaderkit.composed_joining import own_collate
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Fix
 from loaderkit.joining import join

@@ -1,0 +1,207 @@
+"""How samples of datasets of datasets are joined: torch's concatenations and stacks.
+
+Samples of a ``ConcatDataset`` of ours are joined as one cache of them all would: its
+parts are asked together which fields are ragged.  Those of a ``StackDataset`` are
+tuples or dicts, whose items the parts join, each its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+from loaderkit.arguments import kind_of
+from loaderkit.dataset_protocol import as_cached
+from loaderkit.errors import LoaderError
+from loaderkit.joining import check_no_keys, holds_graphs, join
+from loaderkit.memory.shm_batch import default_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from loaderkit.dataset_protocol import CachedSamples
+
+    Collate: TypeAlias = Callable[..., Any]
+
+_JOINING = ("ragged", "pad_value", "follow_batch", "exclude_keys")
+"""Attributes of our datasets that say how their samples are joined."""
+
+
+def own_collate(dataset: object) -> Collate | None:
+    """Find the ``collate`` of a dataset that joins its samples in its own way.
+
+    Args:
+        dataset: Any; a subset's samples are joined like those of what it is a part of.
+
+    Returns:
+        A function of a list of samples; None for datasets that are not loaderkit's.
+        PyG's InMemoryDataset has a ``collate`` too, which does something else.
+    """
+    return _collate_of([dataset])
+
+
+def check_joined_alike(dataset: object) -> None:
+    """Refuse a concatenation whose parts join a ragged field in different ways.
+
+    torch would join their samples, which fails for some batches, and gives a tensor in
+    the place of ``Padded`` for others.
+
+    Args:
+        dataset: Any.
+
+    Raises:
+        LoaderError: It is one.
+    """
+    _check_parts([dataset])
+
+
+def fill_padding(dataset: object, batch: Any) -> None:
+    """Have a dataset that pads with values of its own fill what was padded on.
+
+    Args:
+        dataset: What the samples are of.
+        batch: Padded with zeros; changed in place.
+    """
+    first, *_ = _parts_of([dataset])
+    if type(first) is StackDataset:
+        for key in _keys_of(first):
+            fill_padding(first.datasets[key], batch[key])
+    elif own_collate(dataset) is not None:  # all pad alike
+        first.fill_padding(batch)
+
+
+def _parts_of(datasets: Iterable[object]) -> Iterator[Any]:
+    """Go through what concatenations are made of, and subsets are parts of."""
+    for dataset in datasets:
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        if isinstance(dataset, ConcatDataset):
+            yield from _parts_of(dataset.datasets)
+        else:
+            yield dataset
+
+
+def _collate_of(datasets: Iterable[object]) -> Collate | None:
+    """Find how samples of datasets are joined that are read one behind the other.
+
+    Returns:
+        None where one is of another library, or joins its samples otherwise.
+    """
+    # A dataset may be there twice, as that of two subsets.
+    parts = list({id(part): part for part in _parts_of(datasets)}.values())
+    if all(type(part) is StackDataset for part in parts):
+        return _collate_of_stacks(parts)
+    cached = [part for part in map(as_cached, parts) if part is not None]
+    settings = [_joining_settings(part) for part in cached]
+    if len(cached) < len(parts) or any(other != settings[0] for other in settings):
+        return None
+    first, *others = cached
+    return (first.joins_with(others) if others else first).collate
+
+
+def _collate_of_stacks(stacks: Sequence[StackDataset[Any]]) -> Collate | None:
+    keys = list(_keys_of(stacks[0]))
+    if any(list(_keys_of(stack)) != keys for stack in stacks):
+        return None
+    collates = {
+        key: _collate_of([stack.datasets[key] for stack in stacks]) for key in keys
+    }
+    # Without a dataset of ours torch or PyG joins the samples, as a whole.
+    return _JoinStacked(collates) if any(collates.values()) else None
+
+
+def _keys_of(stack: StackDataset[Any]) -> Collection[Any]:
+    """List the keys, or numbers, of the items of a stack's samples."""
+    parts = stack.datasets
+    return parts.keys() if isinstance(parts, dict) else range(len(parts))
+
+
+def _joining_settings(dataset: CachedSamples) -> tuple[Any, ...]:
+    """Give what the joining of samples by a dataset's method depends on."""
+    function = getattr(dataset.collate, "__func__", None)
+    return (function, *(getattr(dataset, name, None) for name in _JOINING))
+
+
+class _JoinStacked:
+    """Joins samples of a ``StackDataset``, item by item.
+
+    Args:
+        collates: What joins each item, by its key or number; None for items of datasets
+            that torch joins.
+    """
+
+    def __init__(self, collates: dict[Any, Collate | None]) -> None:
+        self.collates = collates
+
+    def __call__(
+        self,
+        samples: Any,
+        *,
+        follow_batch: Collection[str] | None = None,
+        exclude_keys: Collection[str] | None = None,
+    ) -> Any:
+        """Join a list of samples; a tuple becomes a list, as torch has it."""
+        if not isinstance(samples, list):
+            return samples
+        named = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
+        for_graphs = {name: keys for name, keys in named.items() if keys is not None}
+        if not holds_graphs(samples[0]):
+            kind = type(samples[0]).__name__
+            check_no_keys(follow_batch or (), exclude_keys or (), kind)
+
+        items: dict[Any, Any] = {}
+        for key, collate in self.collates.items():
+            values = [sample[key] for sample in samples]
+            options = for_graphs if holds_graphs(values[0]) else {}
+            if collate is None:
+                items[key] = join(values, default_collate, **options)
+            else:
+                items[key] = collate(values, **options)
+            if isinstance(samples[0], tuple) and isinstance(values[0], str | bytes):
+                # torch leaves texts in the tuple that zip makes of them.
+                items[key] = tuple(items[key])
+        return items if isinstance(samples[0], dict) else list(items.values())
+
+
+def _check_parts(datasets: Iterable[object]) -> None:
+    parts = list(_parts_of(datasets))
+    stacks = [part for part in parts if type(part) is StackDataset]
+    if len(stacks) == len(parts):
+        keys = _keys_of(stacks[0])
+        if all(list(_keys_of(stack)) == list(keys) for stack in stacks):
+            for key in keys:
+                _check_parts([stack.datasets[key] for stack in stacks])
+        return
+    cached = [part for part in map(as_cached, parts) if part is not None]
+    if not cached or _collate_of(parts) is not None:
+        return
+    field = cached[0].ragged_field(cached[1:])
+    if field is not None:
+        raise _joined_in_two_ways(parts, field)
+
+
+def _joined_in_two_ways(parts: Sequence[Any], field: str) -> LoaderError:
+    """Say which parts join a ragged field otherwise than the first of ours does."""
+    for number, part in enumerate(parts):
+        if as_cached(part) is None:
+            message = f"{field} differs in length, and part {number} of the "
+            message += f"ConcatDataset, {kind_of(part)}, is not packed."
+            why = "torch joins the samples then, which cannot join other lengths"
+            fix = f"loaderkit.pack(parts[{number}], path) in its place; or "
+            return LoaderError(message, why=why, fix=f"{fix}collate_fn=... for all")
+    first, *others = parts
+    for number, part in enumerate(others, start=1):
+        for name in _JOINING:
+            ways = [getattr(one, name, None) for one in (first, part)]
+            if ways[0] != ways[1]:
+                message = f"Parts 0 and {number} of the ConcatDataset join {field} in "
+                message += f"two ways: {name}={ways[0]!r} and {name}={ways[1]!r}."
+                why = "a batch may hold samples of both"
+                fix = f"the same {name} for all parts; or collate_fn=... for all"
+                return LoaderError(message, why=why, fix=fix)
+    classes = " and ".join(sorted({type(part).__name__ for part in parts}))
+    message = f"The parts of the ConcatDataset join {field} in ways of their own."
+    why = f"they are of {classes}"
+    return LoaderError(message, why=why, fix="collate_fn=... for all")
