@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from loaderkit.loader.decisions import Decision
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from loaderkit.loader.agreement import OrderAgreement
-    from loaderkit.loader.decisions import Decision
     from loaderkit.loader.iterables import IterableRule
     from loaderkit.loader.limits import LimitCheck
     from loaderkit.loader.plan import LoaderPlan
@@ -65,6 +66,15 @@ class LoaderSetup:
     """Where this process makes its batches of a cache; None where they are made in
     ordinary memory, and torch copies them if they are to be page-locked."""
 
-    def plan_with_seed(self, seed: Decision[int]) -> LoaderPlan:
-        """Return the plan with the seed of a state that was loaded since."""
-        return self.plan if seed == self.plan.seed else replace(self.plan, seed=seed)
+    def current_plan(self, seed: Decision[int]) -> LoaderPlan:
+        """Return the plan as it is followed by now.
+
+        Args:
+            seed: That of a state that was loaded since, if one was.
+        """
+        plan = self.plan if seed == self.plan.seed else replace(self.plan, seed=seed)
+        refusal = None if self.page_locked is None else self.page_locked.refusal
+        if refusal is None:
+            return plan
+        reason = f"the system refused more page-locked memory: {refusal}"
+        return replace(plan, pin_memory=Decision(False, reason))

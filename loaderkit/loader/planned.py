@@ -118,11 +118,11 @@ class PlannedLoader(DataLoader[Any]):
 
     @property
     def plan(self) -> LoaderPlan:
-        """The settings, each with its reason."""
+        """The settings, each with its reason, as they are followed by now."""
         if self._setup is None:
             msg = "a loader that a trainer built again has no plan"
             raise AttributeError(msg)
-        return self._setup.plan_with_seed(self._state.seed)
+        return self._setup.current_plan(self._state.seed)
 
     @property
     def batches(self) -> EpochBatches | UserBatches | None:

@@ -43,6 +43,10 @@ _LAUNCHERS = (
 )
 """Where to look for a rank, the most reliable launcher first."""
 
+_RANKS_WITHIN = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+"""Variables that say which process of a node this is, or which node; torchrun sets them
+beside ``RANK``.  Lightning leaves ``LOCAL_RANK=0`` behind, which says nothing."""
+
 GIVEN_BY_CALLER = "you asked for it"
 """The ``source`` of ranks that the caller passed to ``build_loader``."""
 
@@ -123,8 +127,8 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
         The rank of this process; None if no launcher started it.
 
     Raises:
-        LoaderError: The variables hold no valid rank, or were set by sbatch without
-            srun.
+        LoaderError: The variables hold no valid rank, were set by sbatch without srun,
+            or say only the half of it.
 
     >>> launched_ranks({"RANK": "1", "WORLD_SIZE": "4"}).rank
     1
@@ -135,11 +139,8 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
         if not rank_text or not size_text:
             continue
 
-        try:
-            rank, size = int(rank_text), int(size_text)
-        except ValueError:
-            rank, size = -1, 0
-        if not 0 <= rank < size:
+        rank, size = _number_in(rank_text), _number_in(size_text)
+        if rank is None or size is None or not 0 <= rank < size:
             message = f"{names.rank} and {names.world_size} are {rank_text!r} and "
             message += f"{size_text!r}."
             why = "a rank is from 0 to the number of processes less one"
@@ -149,16 +150,62 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
         if names.world_size == "SLURM_NTASKS" and rank == 0 and size > 1:
             # sbatch sets these two variables for its batch script, which runs once.
             # srun also sets SLURM_STEP_NUM_TASKS, which was looked for before.
-            message = (
-                f"Slurm has {count_of(size, 'tasks')} for this job, but this "
-                "process was not "
-            )
-            message += "started by srun."
-            why = "one process may train alone here, or be the first of several"
-            fix = "srun python train.py, or rank=0, world_size=1 to train alone"
-            raise LoaderError(message, why=why, fix=fix)
+            raise _not_started_by_srun(size)
         return Ranks(rank, size, str(names), size)
+    _check_no_half_is_told(environment)
     return None
+
+
+def _check_no_half_is_told(environment: Mapping[str, str]) -> None:
+    """Refuse variables that say there are several processes, and not which one this is.
+
+    Each of them would read the whole dataset.  torch and accelerate refuse such an
+    environment when they connect the processes.  Lightning sets such a one for those
+    that it starts, until it has connected them.
+
+    Raises:
+        LoaderError: There are some.
+    """
+    for names in _LAUNCHERS:
+        if environment.get(names.rank):
+            raise _told_by_half(names.rank, environment[names.rank], names.world_size)
+        size_text = environment.get(names.world_size)
+        # A size of 1 says as much as none.
+        if size_text and _number_in(size_text) != 1:
+            if names.launcher == "srun":
+                raise _not_started_by_srun(_number_in(size_text) or 0)
+            raise _told_by_half(names.world_size, size_text, names.rank)
+    for name in _RANKS_WITHIN:
+        text = environment.get(name)
+        # Before torchrun, scripts took -1 for "not distributed".
+        if text and _number_in(text) not in {0, -1}:
+            raise _told_by_half(name, text, "RANK and WORLD_SIZE")
+
+
+def _told_by_half(name: str, text: str, missing: str) -> LoaderError:
+    are = "are" if " and " in missing else "is"
+    message = f"{name} is {text!r}, and {missing} {are} not set."
+    why = "this seems to be one process of several, and which part of the data it "
+    why += "reads is not known; each would read all of it"
+    fix = "build_loader() after init_process_group, under Lightning in "
+    fix += f"train_dataloader; or rank=0, world_size=2; or unset {name} to train alone"
+    return LoaderError(message, why=why, fix=fix)
+
+
+def _not_started_by_srun(tasks: int) -> LoaderError:
+    message = f"Slurm has {count_of(tasks, 'tasks')} for this job, but this process "
+    message += "was not started by srun."
+    why = "one process may train alone here, or be the first of several"
+    fix = "srun python train.py, or rank=0, world_size=1 to train alone"
+    return LoaderError(message, why=why, fix=fix)
+
+
+def _number_in(text: str) -> int | None:
+    """Read a whole number; None where it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        return None
 
 
 class RankShare(Iterator[Any]):

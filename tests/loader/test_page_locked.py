@@ -128,6 +128,8 @@ def test_a_refusal_in_an_epoch_loses_no_batch(cache, caplog):
             assert_same(list(loader), wanted)
             assert_same(list(loader), wanted)
         assert len(caplog.records) == replay.refused == 1
+        assert not loader.plan.pin_memory.value
+        assert "refused more" in loader.plan.pin_memory.reason
         assert len(replay.made) == blocks
 
 
@@ -159,6 +161,7 @@ def test_batches_of_a_thread_are_made_there_too(cache):
     assert iterator._deliveries.threaded
     assert_same(batches, wanted)
     assert not replay.copied
+    assert loader.plan == plain.plan  # nothing was refused
 
 
 def test_a_copy_of_the_loader_has_it_too(cache):

@@ -616,7 +616,8 @@ def started_by_no_launcher(monkeypatch):
     for names in LAUNCHERS.values():
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    for name in ("SLURM_NTASKS", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
@@ -639,7 +640,68 @@ def test_a_launchers_variables_that_do_not_say_enough_are_refused():
         with pytest.raises(LoaderError, match="RANK and WORLD_SIZE are"):
             launched_ranks({"RANK": wrong, "WORLD_SIZE": "4"})
     assert launched_ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
-    assert launched_ranks({"RANK": "1"}) is None
+
+
+TOLD_BY_HALF = [
+    {"RANK": "0"},
+    {"RANK": "x"},
+    {"WORLD_SIZE": "2"},
+    {"WORLD_SIZE": "x"},
+    {"RANK": "1", "WORLD_SIZE": ""},
+    {"LOCAL_RANK": "1"},
+    {"LOCAL_RANK": "x"},
+    {"NODE_RANK": "1"},
+    {"OMPI_COMM_WORLD_RANK": "1"},
+    {"PMI_SIZE": "3"},
+    {"SLURM_PROCID": "1"},
+    # as Lightning starts processes
+    {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "NODE_RANK": "0"},
+]
+TOLD_OF_ONE = [
+    {},
+    {"WORLD_SIZE": "1"},
+    {"LOCAL_RANK": "0"},
+    {"LOCAL_RANK": "-1"},
+    {"LOCAL_RANK": "0", "NODE_RANK": "0"},
+    {"SLURM_NTASKS": "1"},
+]
+
+
+@pytest.mark.parametrize("environment", TOLD_BY_HALF, ids=str)
+def test_the_half_of_a_launchers_variables_is_refused(environment):
+    with pytest.raises(LoaderError, match=next(iter(environment))) as caught:
+        launched_ranks(environment)
+    assert "init_process_group" in caught.value.fix
+
+
+@pytest.mark.parametrize("environment", TOLD_BY_HALF, ids=str)
+def test_torch_refuses_such_variables_too(environment, monkeypatch):
+    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    for name, value in {**address, **environment}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ValueError, match=r"expected, but not set|invalid literal"):
+        torch.distributed.init_process_group("gloo", init_method="env://")
+
+
+@pytest.mark.parametrize("environment", TOLD_OF_ONE, ids=str)
+def test_its_twin_of_a_process_alone_is_not(environment):
+    assert launched_ranks(environment) is None
+
+
+@pytest.mark.parametrize("environment", TOLD_BY_HALF, ids=str)
+def test_one_launcher_that_tells_all_is_enough(environment):
+    # Scripts of Slurm export WORLD_SIZE, and srun tells each process its number.
+    slurm = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+    ranks = launched_ranks({**environment, **slurm})
+
+    assert (ranks.rank, ranks.world_size) == (1, 2)
+
+
+def test_an_allocation_of_several_tasks_is_no_rank():
+    with pytest.raises(LoaderError, match="Slurm has 4 tasks"):
+        launched_ranks({"SLURM_NTASKS": "4"})
 
 
 def test_an_iterable_dataset_among_ranks_must_say_who_shares_it(monkeypatch):
