@@ -1,7 +1,8 @@
 """What a device can do and holds, asked of torch: the one place that knows devices.
 
-A new kind of device is a class with the methods of :class:`Probe`, and a line in
-:func:`probe_of`.
+A new kind of device is a row of ``PROBES``, and one of ``TRAITS`` in
+``budget/step/devices.py``.  Its library need not be on the machine, so a probe asks
+torch for it with each question, and not when it is made.
 """
 
 from __future__ import annotations
@@ -102,11 +103,23 @@ class CudaLikeProbe:
     """CUDA, ROCm and XPU: memory of their own, streams, copies from pinned memory.
 
     Args:
-        module: ``torch.cuda`` or ``torch.xpu``.
+        kind: Such as "cuda"; torch has a module of that name for it.
+        module: Answers as that module does, which it is if None.
     """
 
-    def __init__(self, module: ModuleType) -> None:
-        self.module = module
+    def __init__(self, kind: str, module: ModuleType | None = None) -> None:
+        self._kind, self._module = kind, module
+
+    @property
+    def module(self) -> ModuleType:
+        """torch's module for the kind.
+
+        Raises:
+            RuntimeError: The library that brings it is not imported.
+        """
+        if self._module is not None:
+            return self._module
+        return torch.get_device_module(self._kind)
 
     def available(self, device: torch.device) -> bool:
         """Tell whether this device is here; asking starts no driver."""
@@ -118,9 +131,8 @@ class CudaLikeProbe:
 
     def devices(self) -> list[torch.device]:
         """List the devices of this kind that are here; asking starts no driver."""
-        kind = _kind_of(self.module)
         count = int(self.module.device_count()) if self.module.is_available() else 0
-        return [torch.device(kind, index) for index in range(count)]
+        return [torch.device(self._kind, index) for index in range(count)]
 
     def current_index(self) -> int | None:
         """Give the index of the current device.
@@ -208,10 +220,11 @@ class CudaLikeProbe:
 
         A recording of the user's goes on; XPU does not tell of one, so there it ends.
         """
-        is_started = self.module.is_available() and self.module.is_initialized()
+        is_here = _is_available(self, torch.device(self._kind))
         begins_here = (
-            is_started
-            and not _is_history_recorded(self.module)
+            is_here
+            and self._is_driver_started()
+            and not _is_history_recorded(self._kind)
             and self._switch_history("state")
         )
         try:
@@ -398,8 +411,8 @@ class CpuProbe(NoBlockHistory):
 
 
 PROBES: dict[str, Callable[[], Probe]] = {
-    "cuda": lambda: CudaLikeProbe(torch.get_device_module("cuda")),
-    "xpu": lambda: CudaLikeProbe(torch.get_device_module("xpu")),
+    "cuda": lambda: CudaLikeProbe("cuda"),
+    "xpu": lambda: CudaLikeProbe("xpu"),
     "mps": MpsProbe,
 }
 """Devices that have memory of torch's to look at; ROCm's is called cuda."""
@@ -488,7 +501,11 @@ def present_kinds() -> list[torch.device]:
         One a kind, without an index: for torch that is the current one; empty on a
         machine without any.
     """
-    kinds = [torch.device(kind) for kind in PROBES]
+    kinds = []
+    for name in PROBES:
+        # Some names, such as "npu", torch knows once another library is imported.
+        with contextlib.suppress(RuntimeError):
+            kinds.append(torch.device(name))
     return [kind for kind in kinds if _is_available(probe_of(kind), kind)]
 
 
@@ -589,10 +606,10 @@ def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int
         process has not used the device yet.
     """
     probe = probe_of(device) if probe is None else probe
-    readers = probe.driver_counters(device)
-    if "device_free" not in readers or not _is_available(probe, device):
+    if not _is_available(probe, device):
         return None
-    if not _is_harmless_to_ask(probe, device):
+    readers = probe.driver_counters(device)
+    if "device_free" not in readers or not _is_harmless_to_ask(probe, device):
         return None
     limit = _value_or_reason(readers["device_limit"])
     free = _value_or_reason(readers["device_free"])
@@ -618,14 +635,8 @@ def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Blo
     return []
 
 
-def _kind_of(module: ModuleType) -> str:
-    """Name the kind of device of torch's module for it, such as ``torch.cuda``."""
-    return module.__name__.rpartition(".")[2]
-
-
-def _is_history_recorded(module: ModuleType) -> bool:
+def _is_history_recorded(kind: str) -> bool:
     """Ask torch whether somebody has an allocator's history recorded."""
-    kind = _kind_of(module)
     # The public way, memory_snapshot(), would copy all that is recorded.
     is_enabled = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)  # noqa: SLF001
     if is_enabled is None:

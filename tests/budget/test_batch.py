@@ -316,7 +316,6 @@ def test_limits_are_asked_of_the_device_or_the_specification():
 @pytest.mark.parametrize("started", [False, True])
 def test_free_memory_is_found_before_a_device_is_used(started, monkeypatch):
     cuda = SimpleNamespace(  # what torch.cuda answers on a card of 80 GiB
-        __name__="torch.cuda",
         is_available=lambda: True,
         device_count=lambda: 2,
         is_initialized=lambda: started,

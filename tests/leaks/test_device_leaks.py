@@ -24,8 +24,6 @@ EPOCHS = 12
 class Card:
     """Answers as torch.cuda does of two devices; it has the tensors that it tracks."""
 
-    __name__ = "torch.cuda"
-
     def __init__(self):
         self.mode = FakeTensorMode()
         self.tensors = weakref.WeakSet()
@@ -86,7 +84,7 @@ def card(monkeypatch):
     monkeypatch.setattr(
         probes,
         "probe_of",
-        lambda device: CudaLikeProbe(card) if device.type == "cuda" else of_cpu,
+        lambda device: CudaLikeProbe("cuda", card) if device.type == "cuda" else of_cpu,
     )
     return card
 

@@ -25,7 +25,6 @@ class Card:
         self.current = 0
         self.recorded = recorded
         self.calls = []
-        self.__name__ = "torch.cuda"
         self.memory = SimpleNamespace(_record_memory_history=self.record)
 
     def record(self, enabled, **settings):
@@ -79,7 +78,7 @@ class Card:
 def card(monkeypatch):
     fake_card = Card()
     for module in (trace, probes):
-        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe(fake_card))
+        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe("cuda", fake_card))
     monkeypatch.setattr(
         torch._C, "_cuda_isHistoryEnabled", lambda: fake_card.recorded, raising=False
     )

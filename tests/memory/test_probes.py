@@ -1,10 +1,12 @@
 """What devices can do: replayed for those that are not here."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from loaderkit.memory import probes
 from loaderkit.memory.host import available_memory
 from loaderkit.memory.probes import (
     CudaLikeProbe,
@@ -17,13 +19,14 @@ from loaderkit.memory.probes import (
     read_blocks,
     read_capability,
     read_device,
+    read_device_used,
     with_index,
 )
+from loaderkit.memory.release import release
 
 
 def cuda_module(*, integrated=False, started=False, count=1):
     return SimpleNamespace(
-        __name__="torch.cuda",
         is_available=lambda: True,
         device_count=lambda: count,
         is_initialized=lambda: started,
@@ -32,7 +35,7 @@ def cuda_module(*, integrated=False, started=False, count=1):
 
 
 def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
-    capability = CudaLikeProbe(cuda_module()).capability(torch.device("cuda", 0))
+    capability = CudaLikeProbe("cuda", cuda_module()).capability(torch.device("cuda", 0))
 
     assert capability.pins
     assert capability.asynchronous
@@ -40,7 +43,7 @@ def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
 
 
 def test_a_card_that_shares_the_hosts_memory_does_not_pin():
-    capability = CudaLikeProbe(cuda_module(integrated=True)).capability(
+    capability = CudaLikeProbe("cuda", cuda_module(integrated=True)).capability(
         torch.device("cuda")
     )
 
@@ -103,7 +106,7 @@ def test_all_devices_of_a_kind_are_listed_with_their_index(monkeypatch):
 
 
 def test_a_driver_in_use_is_seen():
-    capability = CudaLikeProbe(cuda_module(started=True)).capability(
+    capability = CudaLikeProbe("cuda", cuda_module(started=True)).capability(
         torch.device("cuda")
     )
 
@@ -167,7 +170,7 @@ def started_card(**more):
         "current_device": lambda: 0,
     }
     card.__dict__.update(answers | more)
-    return CudaLikeProbe(card)
+    return CudaLikeProbe("cuda", card)
 
 
 def test_a_card_in_use_gives_all_its_counters():
@@ -201,7 +204,7 @@ def test_a_card_that_cannot_tell_what_is_free_says_so_and_tells_the_rest():
 
 def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
     values, missing = read_device(
-        torch.device("cuda"), probe=CudaLikeProbe(cuda_module())
+        torch.device("cuda"), probe=CudaLikeProbe("cuda", cuda_module())
     )
 
     assert not values
@@ -240,6 +243,34 @@ def test_apples_device_tells_what_metal_holds():
 
     assert values == {"allocated": 8_140, "driver": 8_977, "device_limit": 5_330}
     assert not missing
+
+
+def kinds_that_torch_names():
+    """What its error says that a device can be."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.device("unheard_of")
+    names = re.search("one of (.+) device type", str(raised.value))[1].split(", ")
+    # torch takes "mkldnn" with a warning that it is no device any more.
+    return [name for name in names if name not in {"cpu", "mkldnn"}]
+
+
+@pytest.mark.parametrize("name", [*kinds_that_torch_names(), "npu", "made_up"])
+def test_a_kind_that_is_not_here_breaks_nothing_for_the_others(name, monkeypatch):
+    monkeypatch.setitem(probes.PROBES, name, lambda: CudaLikeProbe(name))
+    if name in map(str, present_kinds()):
+        pytest.skip(f"this machine has {name}")
+
+    assert present_devices() == list(filter(is_present, present_devices()))
+    assert release().seconds > 0
+    if name in kinds_that_torch_names():
+        device = torch.device(name)
+        assert not is_present(device)
+        assert not read_device(device).values
+        assert read_device_used(device) is None
+        assert free_bytes(device) is None
+        assert with_index(device) == device
+        with probe_of(device).recording():
+            assert read_blocks(device) == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])

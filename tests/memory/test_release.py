@@ -41,8 +41,6 @@ def test_a_release_collects_cycles_and_says_what_it_brought():
 class Cards:
     """What torch says of two devices whose allocators keep what is not in use."""
 
-    __name__ = "torch.cuda"
-
     def __init__(self, error=None):
         self.reserved, self.allocated = [100 * MIB, 60 * MIB], [30 * MIB, 60 * MIB]
         self.error, self.current = error, 0
