@@ -20,7 +20,14 @@ from typing_extensions import ParamSpec
 
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either, Setting
-from loaderkit.habits import CALL_HINTS, DEVICES, KEYWORDS, MODELS, OPTIONS_ELSEWHERE
+from loaderkit.habits import (
+    CALL_HINTS,
+    DEVICES,
+    KEYWORDS,
+    MODELS,
+    OF_OTHER_LIBRARIES,
+    OPTIONS_ELSEWHERE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -355,8 +362,12 @@ def suggest_device(device: object) -> str:
 
     >>> suggest_device("gpu:1"), suggest_device("cdua"), suggest_device("H100")
     ('cuda:1', 'cuda', 'cuda')
+    >>> suggest_device("npu:0")  # the right name, where its library is not
+    'cpu'
     """
     kind, colon, index = str(device).lower().partition(":")
+    if kind in OF_OTHER_LIBRARIES:
+        return "cpu"
     if kind in DEVICES:
         return f"{DEVICES[kind]}{colon}{index}"
     for pattern, torch_name in MODELS.items():

@@ -759,9 +759,14 @@ MODELS: Mapping[str, str] = {
     r"g?[abhlptv]\d{1,3}[a-z]?([-_ ].*)?": "cuda",
     r"\d{4}(ti)?": "cuda",
     r"m[1-9]( ?(pro|max|ultra))?": "mps",
-    r"(arc|gaudi|pvc)[\s_-]?\w*": "xpu",
+    r"(arc|pvc)[\s_-]?\w*": "xpu",
+    r"gaudi[\s_-]?\w*": "hpu",
 }
 """What makers call the models of their devices, as patterns: H100, RTX 4090, M1."""
+
+OF_OTHER_LIBRARIES = frozenset({"hpu", "mlu", "mtia", "musa", "npu", "xla"})
+"""Kinds of devices, rightly named, for which torch has code once their makers' library
+is imported."""
 
 LOADER: Mapping[str, Hint] = {
     **_hints(

@@ -56,25 +56,26 @@ def has_two_cpus():
     return read_host().cpus > 1
 
 
+def is_installed(library):
+    return importlib.util.find_spec(library) is not None
+
+
+LIBRARIES = (
+    *("IPython", "accelerate", "datasets", "hdf5plugin", "lightning", "sklearn"),
+    *("torch_sparse", "transformers", "xdist"),
+)
+"""Those that tests need by the name that they are imported by."""
 CAPABILITIES = {
+    **{library: functools.partial(is_installed, library) for library in LIBRARIES},
     "cuda": has_cuda,
     # With one CPU the plan chooses no workers.
     "two CPUs": has_two_cpus,
-    "accelerate": lambda: importlib.util.find_spec("accelerate") is not None,
-    "transformers": lambda: importlib.util.find_spec("transformers") is not None,
-    "lightning": lambda: importlib.util.find_spec("lightning") is not None,
-    "hdf5plugin": lambda: importlib.util.find_spec("hdf5plugin") is not None,
-    "s3": lambda: all(map(importlib.util.find_spec, ("s3fs", "moto", "flask"))),
-    "hf": lambda: importlib.util.find_spec("huggingface_hub") is not None,
-    "xet": lambda: importlib.util.find_spec("hf_xet") is not None,
+    "s3": lambda: all(map(is_installed, ("s3fs", "moto", "flask"))),
+    "hf": lambda: is_installed("huggingface_hub"),
+    "xet": lambda: is_installed("hf_xet"),
     "chromium": lambda: shutil.which("chromium") is not None,
     "proc": lambda: Path("/proc/self/status").exists(),
     "cc": lambda: sys.platform == "linux" and shutil.which("cc") is not None,
-    "datasets": lambda: importlib.util.find_spec("datasets") is not None,
-    "sklearn": lambda: importlib.util.find_spec("sklearn") is not None,
-    "xdist": lambda: importlib.util.find_spec("xdist") is not None,
-    "IPython": lambda: importlib.util.find_spec("IPython") is not None,
-    "torch_sparse": lambda: importlib.util.find_spec("torch_sparse") is not None,
     "mounts": lambda: os.geteuid() == 0 and os.path.exists("/proc/self/ns/mnt"),  # noqa: PTH110
 }
 
@@ -178,6 +179,11 @@ def pytest_collection_modifyitems(config, items):
         raise pytest.UsageError(msg)
     for item in items:
         for mark in item.iter_markers("needs"):
-            if not CAPABILITIES[mark.args[0]]():
-                reason = f"this machine lacks {mark.args[0]}"
+            capability = mark.args[0]
+            if capability not in CAPABILITIES:
+                msg = f"{item.nodeid} needs {capability!r}: add a library to LIBRARIES, "
+                msg += "and anything else to CAPABILITIES, of tests/conftest.py"
+                raise pytest.UsageError(msg)
+            if not CAPABILITIES[capability]():
+                reason = f"this machine lacks {capability}"
                 item.add_marker(pytest.mark.skip(reason=reason))

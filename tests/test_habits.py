@@ -46,6 +46,7 @@ from loaderkit.front_door import defining_module, no_such_name
 from loaderkit.habits import (
     CALL_HINTS,
     DEVICES,
+    OF_OTHER_LIBRARIES,
     DOOR,
     FILE_READERS,
     KEYWORDS,
@@ -471,6 +472,16 @@ def test_a_device_by_another_name_is_answered_with_torchs(name, call):
     [*_, meant] = re.findall(r"'(\w+)'", str(raised.value))
     assert meant == DEVICES.get(name.lower(), "cuda")
     assert torch.device(meant).type == meant
+
+
+@pytest.mark.parametrize("call", TAKE_A_DEVICE)
+@pytest.mark.parametrize("name", [*OF_OTHER_LIBRARIES, "hpu:1", "gaudi3"])
+def test_a_device_whose_library_is_missing_is_not_taken_for_another_one(name, call):
+    with pytest.raises(ValueError, match=re.escape(repr(name))) as raised:
+        TAKE_A_DEVICE[call](name)
+
+    others = {"cuda", "mps", "xpu"} & set(re.findall(r"'(\w+)'", raised.value.fix))
+    assert not others, raised.value
 
 
 # ---- attributes of loaders

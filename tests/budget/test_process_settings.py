@@ -44,6 +44,9 @@ def judged(environ, **facts):
         "cpus": 4,
     }
     findings = judge_process_settings(Setting(environ, **usual | facts))
+    for finding in findings:
+        assert len(finding.problem) > 20, finding
+        assert finding.fix, finding
     return [(finding.number, finding.level) for finding in findings]
 
 
@@ -123,6 +126,7 @@ def judged(environ, **facts):
         ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, {}, []),
         ({"GLIBC_TUNABLES": "glibc.malloc.arena_maxx=2"}, {}, [(20, "ignored")]),
         ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=0"}, {}, [(20, "ignored")]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.xyzzy=3"}, {}, [(20, "ignored")]),
         (
             {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2,glibc.malloc.perturb=1"},
             {},

@@ -46,8 +46,11 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 BINDING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES")
 OTHER_ALLOCATORS = {"MALLOC_CONF": "jemalloc", "MIMALLOC_VERBOSE": "mimalloc"}
 """Settings of allocators that have to be preloaded, and which."""
-_JUDGED = (*ALLOCATOR_NAMES, HIGH, LOW, FALLBACK, *NO_CACHING, *BLOCKING)
-_JUDGED_ELSEWHERE = (
+KNOWN_NAMES = (
+    *ALLOCATOR_NAMES,
+    *(HIGH, LOW, FALLBACK),
+    *NO_CACHING,
+    *BLOCKING,
     *THREADS,
     *BINDING,
     *OPENMP_FORMS,
@@ -55,6 +58,7 @@ _JUDGED_ELSEWHERE = (
     *OTHER_ALLOCATORS,
     "GLIBC_TUNABLES",
 )
+"""Variables that are judged; a name that is nearly one of them is probably misspelt."""
 _REAL_BUT_NEAR = frozenset(
     {
         "PYTORCH_NPU_ALLOC_CONF",
@@ -69,8 +73,6 @@ _REAL_BUT_NEAR = frozenset(
     }
 )
 """Names that other libraries read, although they look like misspelt ones."""
-KNOWN_NAMES = (*_JUDGED, *_JUDGED_ELSEWHERE)
-"""Variables that are judged here, or with the others."""
 _FAMILIES = re.compile(r"(?:PY)?TORCH_|G?OMP_|MALLOC_|CUDA_LAUNCH|HIP_LAUNCH|MKL_")
 """How names begin that may be misspelt by more than a letter: others are alike too, as
 TBB_NUM_THREADS is."""
@@ -542,12 +544,9 @@ def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
             # Of the loader, the processor, ...: not about memory.
             continue
         if name not in MALLOC_TUNABLES:
-            why = (
-                f"glibc has no tunable {name!r} and skips it"
-                f": probably {near[0]} is meant"
-                if near
-                else ""
-            )
+            why = f"glibc has no tunable {name!r} and skips it"
+            if near:
+                why += f": probably {near[0]} is meant"
         elif number is None:
             why = f"{name} has no value: write {name}=..."
         elif variable is not None and glibc_setting(variable, number) is None:

@@ -59,7 +59,8 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
     if kind not in TRAITS:
         message = f"target must be {', '.join(TRAITS)}, got {target!r}."
         why = "what a step takes is known of these kinds of device"
-        fix = f"did you mean {suggest_device(target)!r}?"
+        meant = suggest_device(target).partition(":")[0]
+        fix = f"did you mean {meant if meant in TRAITS else 'cpu'!r}?"
         raise StepError(message, why=why, fix=fix)
     return DeviceSpec(kind)
 
