@@ -880,7 +880,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
             "on_step_end on_substep_end on_log on_save on_evaluate on_predict",
             Hint(
                 "from loaderkit.integrations.transformers import LeakCallback",
-                "this one is for Lightning's Trainer",
+                "Hugging Face's Trainer calls it, and each trainer has a callback "
+                "of its own",
             ),
         ),
         **_hints(
@@ -889,7 +890,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
             "on_sanity_check_start on_exception",
             Hint(
                 "from loaderkit.integrations.lightning import LeakCallback",
-                "this one is for Hugging Face's Trainer",
+                "Lightning's Trainer calls it, and each trainer has a callback of "
+                "its own",
             ),
         ),
         **_hints("leaking result verdict", Hint("callback.report.leaking")),

@@ -1,5 +1,5 @@
 """What needs another library: each file needs the one that it is called after.
 
-``lightning`` and ``transformers`` each have a ``LeakCallback`` around a LeakDetector;
-``ray`` has an executor for ``pack``.
+Trainers, such as those of ``lightning`` and ``transformers``, have a ``LeakCallback``
+around a LeakDetector; ``ray`` has an executor for ``pack``.
 """
