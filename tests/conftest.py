@@ -181,8 +181,8 @@ def pytest_collection_modifyitems(config, items):
         for mark in item.iter_markers("needs"):
             capability = mark.args[0]
             if capability not in CAPABILITIES:
-                msg = f"{item.nodeid} needs {capability!r}: add a library to LIBRARIES, "
-                msg += "and anything else to CAPABILITIES, of tests/conftest.py"
+                msg = f"{item.nodeid} needs {capability!r}: add a library to "
+                msg += "LIBRARIES, or else a row to CAPABILITIES, of tests/conftest.py"
                 raise pytest.UsageError(msg)
             if not CAPABILITIES[capability]():
                 reason = f"this machine lacks {capability}"

@@ -46,11 +46,11 @@ from loaderkit.front_door import defining_module, no_such_name
 from loaderkit.habits import (
     CALL_HINTS,
     DEVICES,
-    OF_OTHER_LIBRARIES,
     DOOR,
     FILE_READERS,
     KEYWORDS,
     LOADER,
+    OF_OTHER_LIBRARIES,
     SIZE_NAMES,
     reader_of,
 )

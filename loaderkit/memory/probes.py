@@ -112,14 +112,15 @@ class CudaLikeProbe:
 
     @property
     def module(self) -> ModuleType:
-        """torch's module for the kind.
+        """The module of torch's for this kind.
 
         Raises:
             RuntimeError: The library that brings it is not imported.
         """
         if self._module is not None:
             return self._module
-        return torch.get_device_module(self._kind)
+        module: ModuleType = torch.get_device_module(self._kind)
+        return module
 
     def available(self, device: torch.device) -> bool:
         """Tell whether this device is here; asking starts no driver."""

@@ -78,7 +78,9 @@ class Card:
 def card(monkeypatch):
     fake_card = Card()
     for module in (trace, probes):
-        monkeypatch.setattr(module, "probe_of", lambda _: CudaLikeProbe("cuda", fake_card))
+        monkeypatch.setattr(
+            module, "probe_of", lambda _: CudaLikeProbe("cuda", fake_card)
+        )
     monkeypatch.setattr(
         torch._C, "_cuda_isHistoryEnabled", lambda: fake_card.recorded, raising=False
     )

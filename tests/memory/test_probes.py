@@ -35,7 +35,9 @@ def cuda_module(*, integrated=False, started=False, count=1):
 
 
 def test_a_card_with_memory_of_its_own_pins_and_copies_beside():
-    capability = CudaLikeProbe("cuda", cuda_module()).capability(torch.device("cuda", 0))
+    capability = CudaLikeProbe("cuda", cuda_module()).capability(
+        torch.device("cuda", 0)
+    )
 
     assert capability.pins
     assert capability.asynchronous
