@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from loaderkit.html_words import LONGEST_UNBROKEN, escape_words
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,6 +27,11 @@ COLOURS: dict[Mood, str] = {
 """At least 3 to 1 against white and against #111, as WCAG asks of what is no text."""
 _MOST_ROWS = 20
 """Rows of a card.  Chosen: one fits a screen beside its cell."""
+_SHORT_ROW = 48
+"""Letters of all cells of a row that fit a card of 400 pixels: 8 pixels each."""
+_LONGEST_BAR_PX = 120
+_LETTERS_OF_BAR = 21
+"""What the longest bar and the share behind it take."""
 _MOST_LETTERS_OF_REPR = 158
 """Two lines of a terminal of 80 columns, with a line break behind each."""
 _HANGING_INDENT = 4
@@ -32,19 +39,31 @@ _HANGING_INDENT = 4
 _STYLE = """
 .loaderkit { border: 1px solid rgba(128,128,128,.35); border-left: 4px solid;
   border-radius: 6px; padding: .5rem .75rem; margin: .25rem 0; max-width: 60rem;
-  overflow-x: auto; font: 13px/1.45 system-ui, sans-serif; }
+  container-type: inline-size; font: 13px/1.45 system-ui, sans-serif; }
 .loaderkit .title { font-weight: 600; overflow-wrap: anywhere; }
+.loaderkit .wide { overflow-x: auto; }
 .loaderkit table { border-collapse: collapse; margin: .4rem 0; }
-.loaderkit th, .loaderkit td { padding: .1rem .9rem .1rem 0; text-align: left;
-  vertical-align: top; background: none; white-space: pre-wrap; }
-.loaderkit td:first-child { overflow-wrap: anywhere; }
+.loaderkit tr { background: none; }
+.loaderkit tr > * { padding: .1rem .9rem .1rem 0; text-align: left; max-width: none;
+  vertical-align: top; background: none; white-space: pre-line; unicode-bidi: isolate; }
+.loaderkit .long { overflow-wrap: anywhere; }
 .loaderkit th { font-weight: 600; opacity: .75; }
-.loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px; }
+.loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px;
+  print-color-adjust: exact; forced-color-adjust: none; }
 .loaderkit pre { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0; background: none; color: inherit; }
 .loaderkit code { font: 12px/1.4 ui-monospace, monospace; background: none;
   color: inherit; unicode-bidi: isolate; overflow-wrap: anywhere; }
 .loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
+/* A long row becomes a list of its cells, each with the name of its column. */
+@container (max-width: 34rem) {
+  .loaderkit .rows tr { display: block; padding: .3rem 0; }
+  .loaderkit .rows th, .loaderkit .rows td:empty { display: none; }
+  .loaderkit .rows td { display: flow-root; padding: 0 0 0 8rem;
+    overflow-wrap: anywhere; }
+  .loaderkit .rows td::before { content: attr(data-head); float: left; width: 7.4rem;
+    margin-left: -8rem; opacity: .75; }
+}
 """
 
 
@@ -117,13 +136,18 @@ def card(
     parts = [
         f"<style>{_STYLE}</style>",
         f'<div class="loaderkit" style="border-left-color: {colour}">',
-        f'<div class="title">{html.escape(title)}</div>',
+        f'<div class="title">{escape_words(title)}</div>',
     ]
     if rows:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
-        parts.append(f"<table>{head and f'<tr>{head}</tr>'}")
-        parts += [_html_row(row, colour) for row in rows[:_MOST_ROWS]]
-        parts.append("</table>")
+        shown_rows = rows[:_MOST_ROWS]
+        longest = max(sum(map(_letters_of, row)) for row in (heads, *shown_rows))
+        layout = "rows" if longest > _SHORT_ROW else "short-rows"
+        parts.append(f'<div class="wide"><table class="{layout}">')
+        if head:
+            parts.append(f"<tr>{head}</tr>")
+        parts += [_html_row(row, heads, colour) for row in shown_rows]
+        parts.append("</table></div>")
     if len(rows) > _MOST_ROWS:
         parts.append(f"<div>and {len(rows) - _MOST_ROWS:,} more</div>")
     if lines:
@@ -137,21 +161,36 @@ def card(
     return "\n".join([*parts, "</div>"])
 
 
-def _html_row(cells: Sequence[str | Bar], colour: str) -> str:
-    return f"<tr>{''.join(_html_cell(cell, colour) for cell in cells)}</tr>"
+def _html_row(cells: Sequence[str | Bar], heads: Sequence[str], colour: str) -> str:
+    heads = heads or ("",) * len(cells)
+    row = "".join(
+        f'<td class="{_cell_class(cell)}" data-head="{html.escape(head)}">'
+        f"{_html_cell(cell, colour)}</td>"
+        for head, cell in zip(heads, cells, strict=True)
+    )
+    return f"<tr>{row}</tr>"
+
+
+def _letters_of(cell: str | Bar) -> int:
+    return len(cell) if isinstance(cell, str) else _LETTERS_OF_BAR
+
+
+def _cell_class(cell: str | Bar) -> str:
+    words = cell.split() if isinstance(cell, str) else []
+    return "long" if max(map(len, words), default=0) > LONGEST_UNBROKEN else "words"
 
 
 def _html_cell(cell: str | Bar, colour: str) -> str:
     if isinstance(cell, str):
-        return f"<td>{_html_text(cell)}</td>"
-    width = round(120 * min(max(cell.share, 0.0), 1.0))
+        return _html_text(cell)
+    width = round(_LONGEST_BAR_PX * min(max(cell.share, 0.0), 1.0))
     bar = f'<span class="bar" style="width: {width}px; background: {colour}"></span>'
-    return f"<td>{bar} {cell.share:.1%}</td>"
+    return f"{bar}&nbsp;{cell.share:.1%}"
 
 
 def _html_text(text: str) -> str:
     """Escape a text, and set what is in backticks in a type of fixed width."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape_words(text))
 
 
 def hanging_lines(text: str) -> str:

@@ -74,6 +74,8 @@ CAPABILITIES = {
     "hf": lambda: is_installed("huggingface_hub"),
     "xet": lambda: is_installed("hf_xet"),
     "chromium": lambda: shutil.which("chromium") is not None,
+    # of a run that names another browser, that one is there, or the run fails
+    "browser": lambda: bool(shutil.which("chromium") or os.environ.get("PAGE_BROWSER")),
     "proc": lambda: Path("/proc/self/status").exists(),
     "cc": lambda: sys.platform == "linux" and shutil.which("cc") is not None,
     "mounts": lambda: os.geteuid() == 0 and os.path.exists("/proc/self/ns/mnt"),  # noqa: PTH110

@@ -35,7 +35,7 @@ NASTY = "<script>alert('x')</script> & \"quoted\""
 class Reading(html.parser.HTMLParser):
     """Reads a page as a browser does, and notes what is not closed."""
 
-    void = frozenset({"br", "hr", "img", "meta"})
+    void = frozenset({"br", "hr", "img", "meta", "wbr"})
 
     def __init__(self, text):
         super().__init__()

@@ -49,7 +49,7 @@ def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> 
         label = f"Samples by their {name}."
         if len(drawn) < len(sizes):
             label += f" {len(sizes) - len(drawn):,} larger ones are not drawn."
-        if most is not None and most <= _FARTHEST * drawn.max():
+        if most is not None and most <= _FARTHEST * int(drawn.max()):
             limits = (Limit(most, f"a batch: {format_amount(most, name)}"),)
         counts, edges = histogram_of(drawn)
         blocks.append(Histogram(label, edges, counts, name, name, limits=limits))
@@ -61,9 +61,9 @@ def _largest_drawn(sizes: NDArray[Any]) -> int:
 
     One sample of 2,000 nodes among a million of 20 would leave all others one bar.
     """
-    most_samples = np.percentile(sizes, 99, method="higher")
+    most_samples = int(np.percentile(sizes, 99, method="higher"))
     largest = int(sizes.max())
-    return largest if largest <= _LONGEST_TAIL * most_samples else int(most_samples)
+    return largest if largest <= _LONGEST_TAIL * most_samples else most_samples
 
 
 def histogram_of(

@@ -43,6 +43,9 @@ A meter that runs for weeks beside a training must not look like its leak.  Chos
 ten samples a second the first thinning comes after three hours, and a sample takes
 0.8 kB (measured with tracemalloc, no device)."""
 
+_MOST_LINES = 40
+"""Chosen: a screen.  A stage in every step of a training leaves thousands of marks."""
+
 
 @answer_wrong_names()
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Timeline(HasPage):
 
     def __str__(self) -> str:
         named = [str(mark) for mark in self.marks if mark.label]
+        if len(named) > _MOST_LINES:
+            half = _MOST_LINES // 2
+            hidden = count_of(len(named) - 2 * half, "marks")
+            named = [*named[:half], f"... {hidden}, see rows()", *named[-half:]]
         return "\n".join([self._headline(), *(f"  {line}" for line in named)])
 
     def _headline(self) -> str:

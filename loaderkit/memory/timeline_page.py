@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
     from loaderkit.memory.counters import CounterName, Unit
     from loaderkit.memory.meter import Mark
+    from loaderkit.pages.document import Block
 
 _MOST_POINTS = 500
 """Chosen: two pixels a point.  Of a longer run each stretch shows its highest and its
 lowest point."""
+_MOST_STAGES = 30
+"""Chosen: what has room below a picture.  One in every step of a training is thousands,
+and their edges would be all that is seen."""
+_MOST_ROWS = 60
+"""Chosen: a screen or two.  Of more marks the first and the last are listed."""
 
 
 def timeline_sections(
@@ -45,14 +51,18 @@ def timeline_sections(
         for name in read
         if name not in together and len({m.sample.values[name] for m in marks}) > 1
     ]
-    bands = _bands_of_stages(marks)
+    stages = _bands_of_stages(marks)
+    bands = stages if len(stages) <= _MOST_STAGES else []
+    caption = _caption_of(marks)
+    if len(stages) > len(bands):
+        caption += f" {count_of(len(stages), 'stages')} are not drawn."
     sections = []
     if together:
         sections.append(
             Section(
                 "Memory over time",
                 (_curves_of_counters(marks, together, "bytes", bands),),
-                caption=_caption_of(marks),
+                caption=caption,
             )
         )
     if moving:
@@ -97,9 +107,10 @@ def _curves_of_counters(
 
 
 def _thinned_marks(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
-    """Keep both ends of each stretch's readings, and every mark that has a label."""
+    """Keep both ends of each stretch's readings, and labelled marks if they are few."""
     if len(marks) <= _MOST_POINTS:
         return list(marks)
+    keeps_labels = sum(bool(mark.label) for mark in marks) <= _MOST_POINTS
     marks_a_stretch = -(-2 * len(marks) // _MOST_POINTS)
     shown = []
     for start in range(0, len(marks), marks_a_stretch):
@@ -107,7 +118,9 @@ def _thinned_marks(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
         highest = max(stretch, key=lambda mark: mark.sample.values[name])
         lowest = min(stretch, key=lambda mark: mark.sample.values[name])
         shown += [
-            mark for mark in stretch if mark.label or mark is highest or mark is lowest
+            mark
+            for mark in stretch
+            if mark is highest or mark is lowest or (keeps_labels and mark.label)
         ]
     return shown
 
@@ -139,8 +152,17 @@ def named_marks_sections(
     columns = [
         name for name in counters if any(name in mark.sample.values for mark in named)
     ]
+    blocks: list[Block] = []
+    listed = named
+    if len(named) > _MOST_ROWS:
+        half = _MOST_ROWS // 2
+        listed = [*named[:half], *named[-half:]]
+        blocks.append(
+            f"The first {half} and the last {half} of {len(named):,}: "
+            f"`timeline.rows()` has all."
+        )
     rows = []
-    for mark in named:
+    for mark in listed:
         amounts = [
             format_amount(mark.sample.values[name], COUNTERS[name].unit)
             if name in mark.sample.values
@@ -149,8 +171,8 @@ def named_marks_sections(
         ]
         rows.append((mark.label, format_seconds(mark.since_s), *amounts))
     numbers = frozenset(range(1, 2 + len(columns)))
-    table = Table(("mark", "after", *columns), tuple(rows), numbers)
-    return (Section("Marks with a name", (table,)),)
+    blocks.append(Table(("mark", "after", *columns), tuple(rows), numbers))
+    return (Section("Marks with a name", tuple(blocks)),)
 
 
 def _bands_of_stages(marks: Sequence[Mark]) -> list[Band]:

@@ -6,7 +6,6 @@ In reading order:
     charts      pictures for a page: curves, areas, histograms, bars
     scales      where the ticks of an axis are, and what is written beside them
     labels      which labels of a chart have room beside each other
-    words       text of a run as HTML
     provenance  when, where and with which versions a page was made
 
 A page is SVG for the lines and HTML for the words: words keep their size from 400 to

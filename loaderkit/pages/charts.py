@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from loaderkit.html_words import escape_words
 from loaderkit.pages.labels import (
     is_at_end,
     label_px,
@@ -20,7 +21,6 @@ from loaderkit.pages.labels import (
     scale_with_room,
 )
 from loaderkit.pages.scales import MOST_TICKS, scale_of
-from loaderkit.pages.words import escape_words
 from loaderkit.units import count_of, format_amount
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def _bars_html(chart: Bars) -> str:
     if chart.limit is not None:
         key = '<span class="key limit-key"></span>'
         below = f'<p class="soft">{key}{escape_words(chart.limit.label)}</p>'
-    label = html.escape(chart.label, quote=True)
+    label = _spoken(chart.label)
     return f'<ul class="bars" aria-label="{label}">{"".join(rows)}</ul>{below}'
 
 
@@ -463,24 +463,29 @@ def _frame_html(
     }
     # A text of the user's must not end the script element that it is in.
     encoded = json.dumps(data).replace("<", "\\u003c")
-    name = html.escape(label, quote=True)
     cursor = f'<span class="cursor" style="left: {positions[first]:.2%}"></span>'
     y_title = f'<p class="axis y-name">{escape_words(y_name)}</p>' if y_name else ""
     # The longest readout keeps its room, so that nothing jumps when another is shown.
     longest = max(readouts, key=lambda text: len(text) + 40 * text.count("\n"))
     return (
         f"{y_title}"
-        f'<div class="plot" tabindex="0" role="group" aria-roledescription="chart" '
-        f'aria-label="{name}" style="--rows: {rows_above}">'
+        f'<div class="plot" role="group" aria-roledescription="chart" '
+        f'aria-label="{_spoken(label)}" style="--rows: {rows_above}">'
         f'<svg viewBox="0 0 {_VIEW} {_VIEW}" preserveAspectRatio="none" '
         f'aria-hidden="true">{grid}{shapes}</svg>'
         f"{y_labels}{x_labels}{labels}{cursor}"
         f'<script type="application/json">{encoded}</script></div>'
         f'<p class="axis x-name">{escape_words(x_name)}</p>'
-        f'<div class="readout"><output aria-live="polite">'
+        # Not live: what changes is the value of the script's slider, said once.
+        f'<div class="readout"><output aria-live="off">'
         f"{escape_words(readouts[first])}</output>"
         f'<span aria-hidden="true">{escape_words(longest)}</span></div>'
     )
+
+
+def _spoken(label: str) -> str:
+    """Escape a label for an attribute: nobody wants to hear its backticks."""
+    return html.escape(label.replace("`", ""), quote=True)
 
 
 def _x_label_html(text: str, share: float) -> str:

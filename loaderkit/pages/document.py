@@ -10,11 +10,11 @@ from importlib import resources
 from typing import TYPE_CHECKING, TypeAlias
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.html_words import LONGEST_UNBROKEN, escape_words
 from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, hanging_lines
 from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
 from loaderkit.pages.provenance import read_provenance
-from loaderkit.pages.words import LONGEST_UNBROKEN, escape_words
 
 if TYPE_CHECKING:
     import os

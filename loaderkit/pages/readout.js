@@ -1,4 +1,6 @@
 // Moves the cursor of a chart with the pointer or the arrow keys, and says what is there.
+// A chart becomes a slider: readers of screens pass the arrow keys on to it, and say the
+// text of its value.  Without this script it is a picture with a caption.
 for (const plot of document.querySelectorAll(".plot")) {
   const data = JSON.parse(plot.querySelector("script").textContent);
   const cursor = plot.querySelector(".cursor");
@@ -9,7 +11,15 @@ for (const plot of document.querySelectorAll(".plot")) {
     index = Math.min(Math.max(next, 0), data.at.length - 1);
     cursor.style.left = 100 * data.at[index] + "%";
     output.textContent = data.says[index];
+    plot.setAttribute("aria-valuenow", index);
+    plot.setAttribute("aria-valuetext", data.says[index]);
   };
+  plot.tabIndex = 0;
+  plot.setAttribute("role", "slider");
+  plot.removeAttribute("aria-roledescription");
+  plot.setAttribute("aria-valuemin", 0);
+  plot.setAttribute("aria-valuemax", data.at.length - 1);
+  show(index);
 
   const follow = (event) => {
     const box = plot.getBoundingClientRect();

@@ -1,6 +1,6 @@
 """A page in a browser: what it shows, and what its script does.
 
-The browser is Chromium without a window; WebKit where PAGE_BROWSER says so.
+The browser is Chromium without a window; Firefox or WebKit where PAGE_BROWSER says so.
 """
 
 import html
@@ -25,7 +25,8 @@ QUIET = (
 
 
 OUTER = """<!doctype html><meta charset="utf-8"><title></title><body>
-<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{page}"></iframe>
+<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{page}" {sandbox}>
+</iframe>
 <script>
 addEventListener("load", () => {{
   const frame = document.querySelector("iframe");
@@ -49,7 +50,7 @@ addEventListener("load", () => {{
 </script></body>"""
 
 
-def find_faults(pages, folder, *, widths, dark=False):
+def find_faults(pages, folder, *, widths, dark=False, letter_px=16):
     """Lay pages out at some widths, and list what a strict reader would complain of.
 
     Args:
@@ -57,6 +58,7 @@ def find_faults(pages, folder, *, widths, dark=False):
         folder: For the browser's files.
         widths: Of the window, in pixels.
         dark: Whether the system is.
+        letter_px: Size of the type that the reader has chosen in Chromium.
 
     Returns:
         Sentences, each with the name of its page and the width.
@@ -67,7 +69,8 @@ def find_faults(pages, folder, *, widths, dark=False):
         f'srcdoc="{html.escape(pages[name], quote=True)}"></iframe>'
         for name, width in shown
     )
-    text = run_browser(MANY.format(frames=frames, faults=FAULTS), folder, dark=dark)
+    document = MANY.format(frames=frames, faults=FAULTS)
+    text = run_browser(document, folder, dark=dark, letter_px=letter_px)
     return [
         f"{name} at {width}: {fault}"
         for (name, width), faults in zip(shown, json.loads(text), strict=True)
@@ -75,31 +78,39 @@ def find_faults(pages, folder, *, widths, dark=False):
     ]
 
 
-def ask_browser(page, folder, question, *, width=800, dark=False):
+def ask_browser(page, folder, question, *, width=800, dark=False, scripts=True):
     """Open a page and run a function's body in it; what it returns as plain values.
+
+    Without ``scripts`` those of the page itself do not run.
 
     What the window shows then is kept in the folder that PAGE_SCREENSHOTS names, if
     it is set, under the name of the test.
     """
     escaped = html.escape(page, quote=True)
-    outer = OUTER.format(width=width, page=escaped, question=question)
+    sandbox = "" if scripts else 'sandbox="allow-same-origin"'
+    outer = OUTER.format(width=width, page=escaped, question=question, sandbox=sandbox)
     return json.loads(run_browser(outer, folder, dark=dark, width=width))
 
 
-def run_browser(document, folder, *, dark, width="all"):
+def run_browser(document, folder, *, dark, width="all", letter_px=16):
     """Load a document, and give the title that its script has set."""
     file = folder / "asked.html"
     file.write_text(document, encoding="utf-8")
     picture = _picture(dark=dark, width=width)
+    if os.environ.get("PAGE_BROWSER") == "firefox":
+        from firefox import title_in_firefox
+
+        return title_in_firefox(file.as_uri(), picture, dark=dark)
     if os.environ.get("PAGE_BROWSER") == "webkit":
         from webkit import title_in_webkit
 
         return title_in_webkit(file.as_uri(), picture, dark=dark)
+    scheme = 0 if dark else 1
     command = [
         shutil.which("chromium"),
         *QUIET,
         "--dump-dom",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        f"--blink-settings=preferredColorScheme={scheme},defaultFontSize={letter_px}",
         f"--user-data-dir={folder / 'profile'}",
         "--window-size=1600,900",
     ]

@@ -25,7 +25,11 @@ function faultsOf(window, document) {
       add("outside of the page", node.data);
     for (let above = parent; above !== document.body; above = above.parentElement) {
       const outer = above.getBoundingClientRect();
-      const clips = window.getComputedStyle(above).overflowX !== "visible";
+      const style = window.getComputedStyle(above);
+      const clips = style.overflowX !== "visible";
+      const clipsBelow = style.overflowY === "hidden" || style.overflowY === "clip";
+      if (clipsBelow && (box.top < outer.top - 1.5 || box.bottom > outer.bottom + 1.5))
+        add("cut", node.data);
       if (!clips && above.localName !== "figure") continue;
       if (box.left < outer.left - 0.5 || box.right > outer.right + 0.5)
         add("cut", node.data);
@@ -124,6 +128,9 @@ function faultsOf(window, document) {
       if (!labels(kind).length) add(`no number at an axis ${kind}`, figure.textContent);
     if (plot.tabIndex !== 0) add("not to be reached by the keyboard", figure.textContent);
     if (!plot.getAttribute("aria-label")) add("no words for those who cannot see it", figure.textContent);
+    const said = figure.querySelector("output").textContent;
+    if (plot.getAttribute("role") === "slider" && plot.getAttribute("aria-valuetext") !== said)
+      add("not said what is shown", said);
   }
   for (const bars of document.querySelectorAll(".bars")) {
     const ends = [...bars.querySelectorAll(".track")].map((track) => {

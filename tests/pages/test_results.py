@@ -192,6 +192,29 @@ def test_a_timeline_draws_each_counter_that_was_always_read():
     assert files.series[0].values == (3, 5, 3)
 
 
+def test_a_stage_in_every_step_does_not_hide_the_curve():
+    marks = [
+        reading(f"{side} step", float(2 * step + after), anonymous=10**9 + step)
+        for step in range(5000)
+        for after, side in enumerate(("before", "after"))
+    ]
+    timeline = Timeline(tuple(marks))
+
+    page = timeline.page()
+
+    [chart] = blocks_of(page, Curves)
+    assert chart.bands == ()
+    assert len(chart.x) <= 500
+    assert "5,000 stages are not drawn" in page.sections[0].caption
+    [table] = blocks_of(page, Table)
+    assert [table.rows[0][1], table.rows[-1][1]] == ["0 s", "2.78 h"]
+    assert len(table.rows) == 60
+    assert "of 10,000" in page.sections[1].blocks[0]
+    lines = str(timeline).splitlines()
+    assert len(lines) == 42
+    assert "9,960 marks" in lines[21]
+
+
 def test_a_long_timeline_keeps_its_peak_and_its_named_marks():
     marks = [reading("", float(i), anonymous=i % 1000) for i in range(20_000)]
     marks[777] = reading("here", 777.0, anonymous=5)
