@@ -672,9 +672,9 @@ def _refuse_deferred(name: str, function: Callable[..., Any], takes: str = "") -
     except (TypeError, ValueError):  # of C, whose code runs when it is called
         return
     called = _name_in_code(getattr(function, "__name__", ""), name)
-    given = takes or ", ".join(_names_without_default(parameters))
-    head = f"lambda {given}:" if given else "lambda:"
-    call = f"{called}({given})"
+    arguments = takes or ", ".join(_names_without_default(parameters))
+    head = f"lambda {arguments}:" if arguments else "lambda:"
+    call = f"{called}({arguments})"
     if inspect.isgeneratorfunction(function):
         result, fix = "a generator", f"{head} list({call})"
     elif inspect.iscoroutinefunction(function):

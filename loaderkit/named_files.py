@@ -28,11 +28,11 @@ def write_named_file(path: str | os.PathLike[str], text: str) -> Path:
         NotWrittenError: It cannot be written; also an ``OSError``.
         OptionError: It is no path.
     """
-    given: object = path
-    if not isinstance(given, str | os.PathLike):
-        message = f"A file is named by a path, got {show_value(given)}."
-        raise OptionError(message, why=f"it is {kind_of(given)}", fix="'report.html'")
-    file = check_path("path", given, "report.html")
+    value: object = path
+    if not isinstance(value, str | os.PathLike):
+        message = f"A file is named by a path, got {show_value(value)}."
+        raise OptionError(message, why=f"it is {kind_of(value)}", fix="'report.html'")
+    file = check_path("path", value, "report.html")
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -94,10 +94,10 @@ class HasCard:
     """
 
     def _repr_html_(self) -> str:
-        title, _, rest = str(self).partition("\n")
+        title, _, lines = str(self).partition("\n")
         ok = getattr(self, "ok", None)
         mood: Mood = "plain" if ok is None else "good" if ok else "bad"
-        return card(title, mood=mood, lines=rest)
+        return card(title, mood=mood, lines=lines)
 
 
 @dataclass(frozen=True)

@@ -196,8 +196,8 @@ def size_in_bytes(name: str, amount: int | str) -> int:
         message = f"{name} must be a number of bytes, or a text, got {amount!r}."
         fix = f"{name}='256 MiB'"
         # Whoever writes 1e9 means a number of bytes.
-        given: object = amount
-        if isinstance(given, float) and given.is_integer() and given > 0:
-            fix = f"{name}={int(given)}"
+        value: object = amount
+        if isinstance(value, float) and value.is_integer() and value > 0:
+            fix = f"{name}={int(value)}"
         raise OptionError(message, why="it is no size", fix=fix)
     return number

@@ -23,7 +23,7 @@ from loaderkit import (
     pack,
     plan_batch,
 )
-from loaderkit.datasets.concat import said_for_extend
+from loaderkit.datasets.concat import reworded_for_extend
 from loaderkit.errors import DatasetError, LoaderkitError, OptionError
 from loaderkit.fixes import Fix, Pack
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_dataset
@@ -154,13 +154,13 @@ def test_a_fix_is_said_for_extend_by_an_error_of_the_same_class():
     for note in notes:
         error.add_note(note)
 
-    said = said_for_extend(error)
+    said = reworded_for_extend(error)
 
     assert type(said) is _FilesError
     assert said.fix == "or extend(cache, [1]), or ask"
     assert said.__cause__ is error.__cause__
     assert getattr(said, "__notes__", []) == notes
-    assert said_for_extend(DatasetError("x", why="y", fix="pack(a, b)")).fix == (
+    assert reworded_for_extend(DatasetError("x", why="y", fix="pack(a, b)")).fix == (
         "pack(a, b)"
     )
 

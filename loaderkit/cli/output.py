@@ -37,8 +37,8 @@ def print_error(error: LoaderkitError, dialect: Dialect, *, as_json: bool) -> No
         print_text(json.dumps({"error": name, **parts}))
         return
     # An error that shows more than its parts, as a report does, is shown whole.
-    said = LoaderkitError(error.what, why=error.why, fix=fix)
-    text = error if fix == error.fix else said
+    rewritten = LoaderkitError(error.what, why=error.why, fix=fix)
+    text = error if fix == error.fix else rewritten
     print(f"{name}: {text}", file=sys.stderr)
 
 

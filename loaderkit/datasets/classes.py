@@ -69,15 +69,15 @@ def check_classes(classes: Iterable[type]) -> tuple[type, ...]:
         OptionError: It is one class without a list, or holds something else.
     """
     # It comes from the user, and types are not checked when a program runs.
-    given: object = classes
+    value: object = classes
     why = "a name in a cache leads to a class only if the class itself is given"
-    if isinstance(given, type):
-        message = f"classes must be a list of classes, got {given.__name__} alone."
-        raise OptionError(message, why=why, fix=f"classes=[{given.__name__}]")
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        message = f"classes must be classes, got {show_value(given)}."
+    if isinstance(value, type):
+        message = f"classes must be a list of classes, got {value.__name__} alone."
+        raise OptionError(message, why=why, fix=f"classes=[{value.__name__}]")
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        message = f"classes must be classes, got {show_value(value)}."
         raise OptionError(message, why=why, fix="classes=[MyData]")
-    passed: tuple[object, ...] = tuple(given)
+    passed: tuple[object, ...] = tuple(value)
     for cls in passed:
         if not isinstance(cls, type):
             message = f"classes must be classes, got {show_value(cls)}."

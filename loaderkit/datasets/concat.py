@@ -178,10 +178,10 @@ def extend(
                 overwrite=True,
             )
         except DatasetError as error:
-            said = said_for_extend(error)
-            if said is error:
+            reworded = reworded_for_extend(error)
+            if reworded is error:
                 raise
-            raise said from said.__cause__
+            raise reworded from reworded.__cause__
         original, added = Store(location), Store(added_folder)
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
@@ -262,7 +262,7 @@ class _Extending(Python):
         return f"extend(cache, {call})"
 
 
-def said_for_extend(error: DatasetError) -> DatasetError:
+def reworded_for_extend(error: DatasetError) -> DatasetError:
     """Have the fix of an error say the call that the user has made.
 
     Args:
@@ -271,12 +271,12 @@ def said_for_extend(error: DatasetError) -> DatasetError:
     fix = error.fix_in(_Extending())
     if fix == error.fix:
         return error
-    said = type(error)(error.what, why=error.why, fix=fix)
-    if hasattr(said, "add_note"):  # Python 3.11
+    reworded = type(error)(error.what, why=error.why, fix=fix)
+    if hasattr(reworded, "add_note"):  # Python 3.11
         for note in getattr(error, "__notes__", ()):
-            said.add_note(note)
-    said.__cause__ = error.__cause__
-    return said
+            reworded.add_note(note)
+    reworded.__cause__ = error.__cause__
+    return reworded
 
 
 def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store:

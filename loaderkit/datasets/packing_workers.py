@@ -112,7 +112,7 @@ class LocalEngine:
         self._common, self._file, self._asked_for = common, file, workers
         self._interrupts = interrupts
         self._workers: list[_Worker] = []
-        self._waiting: collections.deque[_Given] = collections.deque()
+        self._waiting: collections.deque[_PendingTask] = collections.deque()
         self._done: collections.deque[Future[Any]] = collections.deque()
         self._alone_until: float | None = None
         self._all_start_at: float | None = None
@@ -145,7 +145,7 @@ class LocalEngine:
             future.set_result(task.run())
             self._done.append(future)
         else:
-            self._waiting.append(_Given(task, future))
+            self._waiting.append(_PendingTask(task, future))
         return future
 
     def wait(self) -> Future[Any]:
@@ -193,9 +193,9 @@ class LocalEngine:
         why = "probably out of memory, or a crash in native code that load() calls"
         if ended == "ended":
             why = "load(), or a library that it calls, ends the process (os._exit)"
-        one, none = Setting("workers", 1), Setting("workers", 0)
+        one_worker, no_worker = Setting("workers", 1), Setting("workers", 0)
         see = " to see the crash; finished shards are kept"
-        fix = Fix.of("pack with ", one, ", or ", none, see)
+        fix = Fix.of("pack with ", one_worker, ", or ", no_worker, see)
         return DatasetError(message, why=why, fix=fix)
 
     def _does_here(self) -> bool:
@@ -287,13 +287,13 @@ class LocalEngine:
         # What the first has not begun, the others take when they are started.
         tasks_ahead = _TASKS_AHEAD if len(self._workers) == self._count else 1
         while self._waiting:
-            worker = min(self._workers, key=lambda worker: len(worker.given))
-            if len(worker.given) >= tasks_ahead:
+            worker = min(self._workers, key=lambda worker: len(worker.unanswered))
+            if len(worker.unanswered) >= tasks_ahead:
                 return
-            given = self._waiting.popleft()
-            worker.given.append(given)
+            pending = self._waiting.popleft()
+            worker.unanswered.append(pending)
             try:
-                worker.tasks.send(given.task)
+                worker.tasks.send(pending.task)
             except OSError:
                 self._replace(worker)
 
@@ -316,7 +316,7 @@ class LocalEngine:
                 if answer == _BEGUN:
                     worker.has_begun = True
                     continue
-                future = worker.given.popleft().future
+                future = worker.unanswered.popleft().future
                 future.set_result(_open_answer(answer))
                 self._done.append(future)
             status = worker.process.exitcode
@@ -329,15 +329,15 @@ class LocalEngine:
         """Start another worker; the task that the dead one was at is lost."""
         _end(dead)
         self._workers.remove(dead)
-        if dead.given:
-            lost = dead.given.popleft()
+        if dead.unanswered:
+            lost = dead.unanswered.popleft()
             lost.future.set_exception(WorkerEndedError(dead.process.exitcode))
             self._done.append(lost.future)
-        self._waiting.extendleft(reversed(dead.given))
+        self._waiting.extendleft(reversed(dead.unanswered))
         self._start()
 
 
-class _Given(NamedTuple):
+class _PendingTask(NamedTuple):
     """A task, and what will hold its result."""
 
     task: PackTask
@@ -353,7 +353,9 @@ class _Worker:
     """Where this process reads what came of it."""
     has_begun: bool = False
     """It has all that it needs to do tasks."""
-    given: collections.deque[_Given] = field(default_factory=collections.deque)
+    unanswered: collections.deque[_PendingTask] = field(
+        default_factory=collections.deque
+    )
     """Tasks that it has and has not answered, in order."""
 
 

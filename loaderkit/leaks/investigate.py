@@ -207,7 +207,7 @@ def _find_objects(
     growing = [memory for memory, rate in rates.items() if rate] or ["host"]
     objects: list[Growth] = []
     for memory in growing:
-        found = find_growth(
+        growths = find_growth(
             census,
             watch.epoch,
             ignore=watch.own_objects(),
@@ -221,7 +221,7 @@ def _find_objects(
         # What gets longer and needs no weighing is found for either memory.
         known = {(growth.holder, growth.items) for growth in objects}
         objects += [
-            growth for growth in found if (growth.holder, growth.items) not in known
+            growth for growth in growths if (growth.holder, growth.items) not in known
         ]
     return objects
 

@@ -133,11 +133,11 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 def _refuse_async(function: Any) -> None:
     if inspect.iscoroutinefunction(function):
         name = function.__name__
-        given = list(inspect.signature(function).parameters)
-        call = f"_{name}({', '.join(given)})"
+        parameters = list(inspect.signature(function).parameters)
+        call = f"_{name}({', '.join(parameters)})"
         if inspect.ismethod(function):
-            call, given = f"self.{call}", ["self", *given]
-        test = f"def {name}({', '.join(given)}): asyncio.run({call})"
+            call, parameters = f"self.{call}", ["self", *parameters]
+        test = f"def {name}({', '.join(parameters)}): asyncio.run({call})"
         _fail(
             f"{MARK} cannot repeat an async test.",
             why="each call of it makes a coroutine, which nobody awaits here",

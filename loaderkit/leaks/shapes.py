@@ -117,24 +117,24 @@ def best_ended(
         :func:`criterion_of`.
     """
     count = len(times)
-    ones = np.ones_like(times)
+    constant = np.ones_like(times)
     start, span = times[0], times[-1] - times[0]
     progress = (times - start) / span
     steps = _step_columns(times)
     searched = 5 + 2 * _SEARCH_NATS / math.log(count)
     # The sum of squares of each shape, and how many parameters it has.
     fits: list[tuple[float, float]] = [
-        (_squares_of(ones[:, None], values), 1),
-        (float(_squares_with_each(ones[:, None], steps, values).min()), 3),
+        (_squares_of(constant[:, None], values), 1),
+        (float(_squares_with_each(constant[:, None], steps, values).min()), 3),
     ]
     for column in steps.T[:: max(1, count // _FIRST_JUMPS)]:
-        two_jumps = np.stack([ones, column], axis=1)
+        two_jumps = np.stack([constant, column], axis=1)
         fits.append(
             (float(_squares_with_each(two_jumps, steps, values).min()), searched)
         )
     latest_end = _STOPPED_BY if stopped_late else ENDED_BY
     for curve in _ended_curves(progress, latest_end):
-        basis = np.stack([ones, curve], axis=1)
+        basis = np.stack([constant, curve], axis=1)
         fits.append((_squares_of(basis, values), 3))
         # The same with one jump besides.
         fits.append((float(_squares_with_each(basis, steps, values).min()), searched))

@@ -112,7 +112,7 @@ def _gather_texts(texts: Mapping[str, str]) -> dict[str, list[str]]:
 def _same_rank_twice(ranks: list[int]) -> LoaderError:
     """Say that processes were given the same part; ``ranks`` are those they passed."""
     twice = next(rank for rank in ranks if ranks.count(rank) > 1)
-    processes = [str(place) for place, rank in enumerate(ranks) if rank == twice]
+    processes = [str(position) for position, rank in enumerate(ranks) if rank == twice]
     message = f"Processes {' and '.join(processes)} of torch.distributed read as rank "
     message += f"{twice} of {len(ranks)}, each of them."
     why = f"the samples of that rank would come {len(processes)} times, others never"

@@ -107,12 +107,18 @@ def error_of_missing_rows(
         return error_of_no_row(chooser, dataset, rows)
     if not isinstance(users_error, LookupError):
         return None
-    told = _tell_of_sampler(chooser, dataset, rows) or _tell_of_subset(dataset, rows)
-    if told is None:
+    explanation = _explain_by_sampler(chooser, dataset, rows) or _explain_by_subset(
+        dataset, rows
+    )
+    if explanation is None:
         return None
     if isinstance(users_error, LoaderkitError):
-        return type(users_error)(f"{told.what}.", why=told.why, fix=told.fix)
-    return error_about(f"{told.what}: ", users_error, told.fix, why=told.why)
+        return type(users_error)(
+            f"{explanation.what}.", why=explanation.why, fix=explanation.fix
+        )
+    return error_about(
+        f"{explanation.what}: ", users_error, explanation.fix, why=explanation.why
+    )
 
 
 def error_of_no_row(
@@ -177,7 +183,7 @@ def _dtype_kind(row: object) -> str:
     return row.dtype.kind if isinstance(row, np.generic) else ""
 
 
-class _Told(NamedTuple):
+class _Explanation(NamedTuple):
     """What an error says, in parts."""
 
     what: str
@@ -185,9 +191,9 @@ class _Told(NamedTuple):
     fix: str
 
 
-def _tell_of_sampler(
+def _explain_by_sampler(
     chooser: RowChooser | None, dataset: object, rows: Sequence[Any]
-) -> _Told | None:
+) -> _Explanation | None:
     samples = length_of(dataset)
     missing = _first_missing(rows, samples)
     if chooser is None or samples is None or missing is None:
@@ -199,10 +205,10 @@ def _tell_of_sampler(
     fix = chooser.for_dataset
     if not fix:
         fix = f"make it anew for this dataset, with rows from 0 to {samples - 1:,}"
-    return _Told(what, why, fix)
+    return _Explanation(what, why, fix)
 
 
-def _tell_of_subset(dataset: object, rows: Sequence[Any]) -> _Told | None:
+def _explain_by_subset(dataset: object, rows: Sequence[Any]) -> _Explanation | None:
     """Tell of indices that a subset, or one within it, has from another dataset."""
     while isinstance(dataset, Subset):
         subset, dataset = dataset, dataset.dataset
@@ -217,7 +223,7 @@ def _tell_of_subset(dataset: object, rows: Sequence[Any]) -> _Told | None:
             what += count_of(samples, "samples")
             why = f"it has {count_of(len(subset), 'indices')}, probably of another one"
             fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"
-            return _Told(what, why, fix)
+            return _Explanation(what, why, fix)
     return None
 
 

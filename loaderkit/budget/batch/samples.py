@@ -402,14 +402,14 @@ def _read_typed_graphs(
     for name, values in (nodes | edges).items():
         names_by_values.setdefault(tuple(values), name)
 
-    ones = np.ones(read_count)
+    graph_counts = np.ones(read_count)
     is_partial = read_count < count
     if len(names_by_values) > _MOST_COLUMNS:
         nodes_in_all = np.sum([np.zeros(read_count), *nodes.values()], axis=0)
         edges_in_all = np.sum([np.zeros(read_count), *edges.values()], axis=0)
-        sizes = np.stack([ones, nodes_in_all, edges_in_all], axis=1)
+        sizes = np.stack([graph_counts, nodes_in_all, edges_in_all], axis=1)
         return Samples(dataset, "graphs", sizes, join_rows, is_partial)
-    sizes = np.stack([ones, *map(np.array, names_by_values)], axis=1)
+    sizes = np.stack([graph_counts, *map(np.array, names_by_values)], axis=1)
     names = ("graphs", *names_by_values.values())
     return Samples(dataset, "typed graphs", sizes, join_rows, is_partial, names)
 

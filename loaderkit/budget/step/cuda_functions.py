@@ -152,10 +152,11 @@ class _RecurrentLayers(NamedTuple):
     def reserve_bytes(self) -> int:
         """What is kept for the backward pass beside the output."""
         between = (self.layers - 1) * self.directions
-        kept = self.kept_outputs * self.layers * self.directions + between
+        outputs = self.kept_outputs * self.layers * self.directions + between
         numbers = self.output_numbers
         dropped_bytes = between * numbers // 8 if self.dropout else 0
-        return kept * numbers * self.values.itemsize + dropped_bytes + _RESERVE_BYTES
+        kept_bytes = outputs * numbers * self.values.itemsize
+        return kept_bytes + dropped_bytes + _RESERVE_BYTES
 
     @property
     def workspace_bytes(self) -> Bounds:
@@ -318,7 +319,7 @@ class _Attention(torch.autograd.Function):
         """Make the gradients; those of the queries are added up in blocks."""
         query, key, value, bias, _output, _sums = ctx.saved_tensors
         copied = _contiguous(gradient.transpose(1, 2))
-        made = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
+        gradients = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
         batch, heads, length, width = query.shape
         delta = query.new_empty((batch, heads, length), dtype=torch.float32)
         workspace = query.new_empty(
@@ -327,7 +328,7 @@ class _Attention(torch.autograd.Function):
         needs_bias = bias is not None and ctx.needs_input_grad[3]
         of_bias = bias.new_empty(bias.shape) if needs_bias else None
         del workspace, delta, copied
-        return (*made, of_bias)
+        return (*gradients, of_bias)
 
 
 def _run_cell(
@@ -344,9 +345,10 @@ def _run_cell(
     of_values = functional.linear(values, w_ih)
     of_state = functional.linear(hidden, w_hh)
     biases = [bias for bias in (b_ih, b_hh) if bias is not None]
-    rest = state[1:] if isinstance(state, tuple | list) else (state,)
+    # What the kernel reads besides: the cell of an LSTM, the hidden state of a GRU.
+    previous = state[1:] if isinstance(state, tuple | list) else (state,)
     apply: Any = _Cell.apply
-    outputs = apply(func, of_values, of_state, *rest, *biases)
+    outputs = apply(func, of_values, of_state, *previous, *biases)
     return outputs[0] if func is torch.gru_cell else outputs
 
 
@@ -363,13 +365,13 @@ class _Cell(torch.autograd.Function):
         *biases: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Make the next state and what is kept."""
-        gates, kept = _CELLS[func]
+        gates, kept_gates = _CELLS[func]
         width = of_values.shape[-1] // gates
         rows = of_values.shape[:-1]
         outputs = [of_values.new_empty((*rows, width))]
         if func is torch.lstm_cell:
             outputs.append(of_values.new_empty((*rows, width)))
-        workspace = of_values.new_empty((*rows, kept * width))
+        workspace = of_values.new_empty((*rows, kept_gates * width))
         ctx.save_for_backward(of_values, of_state, state, *biases, workspace)
         return tuple(outputs)
 
@@ -377,6 +379,7 @@ class _Cell(torch.autograd.Function):
     def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients of both products, of the state and of the biases."""
         of_values, of_state, state, *biases, _workspace = ctx.saved_tensors
-        made = [tensor.new_empty(tensor.shape) for tensor in (of_values, of_state)]
+        products = (of_values, of_state)
+        gradients = [product.new_empty(product.shape) for product in products]
         of_biases = [bias.new_empty(bias.shape) for bias in biases]
-        return (None, *made, state.new_empty(state.shape), *of_biases)
+        return (None, *gradients, state.new_empty(state.shape), *of_biases)
