@@ -1,4 +1,4 @@
-"""Whose code is it: a library's, loaderkit's own, or the user's?"""
+"""Whose code is it: a library's, loaderkit's own, or the user's?  Which version?"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 import types
+from importlib import metadata
 from pathlib import Path
 
 _INSTALLED_IN = frozenset({"site-packages", "dist-packages"})
@@ -20,6 +21,24 @@ _LIBRARY_FOLDERS = tuple(
 _OWN_FOLDER = Path(__file__).parent
 _MOST_REMEMBERED = 4096
 """Files; a process that has imported torch and PyG has some 3,000 modules."""
+
+
+def installed_version(package: str) -> str | None:
+    """Read the version of a library without importing it.
+
+    Args:
+        package: As pip names it.
+
+    Returns:
+        Its version; None where it is not installed.
+
+    >>> installed_version("no-such-package") is None
+    True
+    """
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @functools.lru_cache(maxsize=_MOST_REMEMBERED)

@@ -210,7 +210,8 @@ def _refill_mapping(mapping: Mapping[Any, Any], parts: list[Any]) -> Any:
     return copied
 
 
-def _is_named_tuple(value: object) -> bool:
+def is_named_tuple(value: object) -> bool:
+    """Tell whether a value is a namedtuple, of whatever class."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
@@ -262,7 +263,7 @@ _KINDS = (
         lambda mapping: list(mapping.values()),
         _refill_mapping,
     ),
-    _Kind(_is_named_tuple, list, _refill_named_tuple),
+    _Kind(is_named_tuple, list, _refill_named_tuple),
     _Kind(lambda value: isinstance(value, list), list, _refill_list),
     _Kind(lambda value: isinstance(value, tuple), list, _refill_tuple),
     _Kind(_is_dataclass, _dataclass_parts, _refill_dataclass),

@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from loaderkit.errors import OptionError
-from loaderkit.nests import flatten, map_leaves
+from loaderkit.nests import flatten, is_named_tuple, map_leaves
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _is_cut_whole(value: Any) -> bool:
 
 def _has_one_value_per_sample(value: Any, total: int) -> bool:
     """Tell whether a list holds a text or number of each sample, such as its name."""
-    is_plain_sequence = isinstance(value, (list, tuple)) and not _is_named_tuple(value)
+    is_plain_sequence = isinstance(value, (list, tuple)) and not is_named_tuple(value)
     if not is_plain_sequence or len(value) != total:
         return False
     return not any(
@@ -146,10 +146,6 @@ def _has_one_value_per_sample(value: Any, total: int) -> bool:
 
 def _is_container(value: Any) -> bool:
     return isinstance(value, (Mapping, tuple, list)) or is_pyg_data(value)
-
-
-def _is_named_tuple(value: object) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def _is_pyg_batch(value: object) -> bool:
@@ -207,7 +203,7 @@ def _containers_with_names(batch: Any) -> Iterator[Mapping[str, Any]]:
     """Go through the mappings and named tuples, such as ``Padded``, of a batch."""
 
     def has_names(value: Any) -> bool:
-        return isinstance(value, Mapping) or _is_named_tuple(value)
+        return isinstance(value, Mapping) or is_named_tuple(value)
 
     for leaf in flatten(batch, has_names):
         if has_names(leaf):

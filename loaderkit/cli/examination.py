@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.budget.environment.settings import Environment, check_environment
@@ -15,6 +14,7 @@ from loaderkit.cli.examination_page import (
     versions_section,
 )
 from loaderkit.errors import BudgetError
+from loaderkit.library_files import installed_version
 from loaderkit.loader.page import settings_section
 from loaderkit.memory.host import read_host
 from loaderkit.notebook import repr_in_a_line
@@ -129,14 +129,7 @@ def _refuse_endless_import() -> None:
 
 def _package_versions() -> dict[str, str]:
     python = {"python": sys.version.split()[0]}
-    return python | {name: _installed_version(name) for name in _PACKAGES}
-
-
-def _installed_version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "absent"
+    return python | {name: installed_version(name) or "absent" for name in _PACKAGES}
 
 
 def _report_lines(examination: Examination) -> Iterator[str]:

@@ -19,7 +19,7 @@ import xxhash
 from loaderkit.cache.columns import ColumnLayout
 from loaderkit.datasets.classes import private_names, pyg_attributes
 from loaderkit.datasets.column_names import distinct_names, join_path
-from loaderkit.datasets.containers import attribute_names, is_named_tuple
+from loaderkit.datasets.containers import attribute_names, is_storable_named_tuple
 from loaderkit.datasets.dtypes import as_array, disk_dtype, is_native, torch_dtype
 from loaderkit.datasets.encode import Encoder, FieldRule, encode, paths_in_stores
 from loaderkit.datasets.kinds import (
@@ -597,7 +597,7 @@ class _SequenceReader:
     def read(self, value: Any, into: EncodedSample, graph: _Graph | None) -> bool:
         if type(value) is not self._cls or len(value) != len(self._readers):
             return False
-        if self._is_named and not is_named_tuple(value):
+        if self._is_named and not is_storable_named_tuple(value):
             return False
         for part, reader in zip(value, self._readers, strict=True):
             if not reader.read(part, into, graph):

@@ -111,7 +111,7 @@ def is_mapping_class(cls: type, name: str) -> bool:
     return issubclass(cls, Mapping)
 
 
-def is_named_tuple(value: object) -> bool:
+def is_storable_named_tuple(value: object) -> bool:
     """Tell whether a value is a namedtuple, with no attributes beside its fields."""
     fields = getattr(type(value), "_fields", None)
     return (

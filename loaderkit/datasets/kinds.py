@@ -30,7 +30,7 @@ from loaderkit.datasets.containers import (
     attribute_names,
     is_dataclass_value,
     is_mapping_class,
-    is_named_tuple,
+    is_storable_named_tuple,
     make_dataclass,
     make_named_tuple,
     stored_class_name,
@@ -687,7 +687,7 @@ _NEST_ROWS = (
     NestKind(
         kind=Kind.NAMED,
         make=_make_named_tuple,
-        holds=is_named_tuple,
+        holds=is_storable_named_tuple,
         flatten=_flatten_named_tuple,
         class_use=ClassUse.ALWAYS,
         class_fits=_named_tuple_fits,

@@ -23,6 +23,7 @@ from loaderkit.arguments import suggest_keywords
 from loaderkit.datasets.containers import make_named_tuple, refilled
 from loaderkit.datasets.kinds import flatten_composite, unflatten_composite
 from loaderkit.errors import DatasetError
+from loaderkit.nests import is_named_tuple
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _own_sequence(
         _own_value(item, f"{path}[{position}]", enclosing_ids)
         for position, item in enumerate(value)
     ]
-    if not hasattr(value, "_fields"):
+    if not is_named_tuple(value):
         return type(value)(items)
     duplicate: Any = make_named_tuple(type(value), items)
     # What a subclass keeps beside its fields, and may not let anybody set.

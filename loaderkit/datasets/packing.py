@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import logging
 import multiprocessing
 from dataclasses import replace
@@ -64,6 +63,7 @@ from loaderkit.errors import CacheError, DatasetError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts
+from loaderkit.library_files import installed_version
 from loaderkit.randomness import quiet
 
 if TYPE_CHECKING:
@@ -371,11 +371,4 @@ def library_versions() -> Mapping[str, str]:
     Looked up once in a process: five files of metadata are parsed, which takes as long
     as packing 100 graphs.
     """
-    return {name: _installed_version(name) for name in _LIBRARIES}
-
-
-def _installed_version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    return {name: installed_version(name) or "not installed" for name in _LIBRARIES}

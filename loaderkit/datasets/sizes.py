@@ -22,6 +22,7 @@ from loaderkit.datasets.plain import count_items
 from loaderkit.datasets.structure import Leaf, Nest, is_graph, leaves_of
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
+from loaderkit.nests import is_named_tuple
 from loaderkit.notebook import card
 from loaderkit.pages.document import Page, write_page
 from loaderkit.pyg import is_pyg_data
@@ -377,7 +378,7 @@ def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
         children = value.items()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         children = ((name, getattr(value, name)) for name in attribute_names(value))
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+    elif is_named_tuple(value):
         children = zip(value._fields, value, strict=True)
     elif isinstance(value, list | tuple):
         plain = all(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata
+
+from loaderkit.library_files import installed_version
 
 _PACKAGES = ("loaderkit", "torch", "torch-geometric", "numpy", "h5py")
 
@@ -37,10 +38,9 @@ def read_provenance() -> Provenance:
     """
     versions = [("Python", platform.python_version())]
     for package in _PACKAGES:
-        try:
-            versions.append((package, metadata.version(package)))
-        except metadata.PackageNotFoundError:
-            continue
+        version = installed_version(package)
+        if version is not None:
+            versions.append((package, version))
     return Provenance(
         made_at=datetime.now(timezone.utc),
         host=platform.node() or "a machine without a name",

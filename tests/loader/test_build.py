@@ -1,5 +1,9 @@
 """Loaders as they are used: batches, epochs, options, mistakes."""
 
+import collections
+import dataclasses
+from typing import NamedTuple
+
 import pytest
 import torch
 from data import Counting, Noisy, Slow, graph
@@ -15,7 +19,9 @@ from torch_geometric.loader import DataLoader as GraphLoader
 
 import loaderkit
 from loaderkit import build_loader
+from loaderkit.datasets.ragged import Padded
 from loaderkit.errors import LoaderError, OptionError
+from loaderkit.nests import flatten
 from loaderkit.testing import assert_same
 
 
@@ -274,6 +280,47 @@ def test_a_trainer_may_build_it_again_from_its_parts(cache):
 
     assert [b.num_graphs for b in again] == [8] * 5
     assert [b.num_graphs for b in type(loader)(cache, 8, collate_fn=cache.collate)]
+
+
+@dataclasses.dataclass
+class Clip:
+    text: torch.Tensor
+
+
+class NamedClip(NamedTuple):
+    text: torch.Tensor
+    n: int
+
+
+SAMPLES_WITH_TEXT = {
+    "tensor": lambda text: text,
+    "dict": lambda text: {"text": text},
+    "ordered dict": lambda text: collections.OrderedDict(text=text),
+    "dataclass": Clip,
+    "named tuple": lambda text: NamedClip(text, len(text)),
+    "tuple": lambda text: (text, 1),
+    "nest": lambda text: {"clips": [Clip(text), (len(text), {"text": text})]},
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES_WITH_TEXT)
+def test_buckets_leave_few_padded_shapes_in_samples_of_any_container(tmp_path, kind):
+    texts = [torch.ones(n) for n in range(1, 21)]
+    clips = [SAMPLES_WITH_TEXT[kind](text) for text in texts]
+    loaderkit.pack(clips, tmp_path / "c.lk", workers=0)
+    cache = loaderkit.open_cache(tmp_path / "c.lk", classes=[Clip, NamedClip])
+
+    loader = build_loader(
+        cache, batch_size=4, bucket_by="tokens", buckets=2, num_workers=0, probe=False
+    )
+
+    lengths = {
+        leaf.values.shape[1]
+        for batch in loader
+        for leaf in flatten(batch, is_leaf=lambda part: isinstance(part, Padded))
+        if isinstance(leaf, Padded)
+    }
+    assert lengths == {10, 20}
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +29,7 @@ from loaderkit.budget.environment.allocator_settings import (
 )
 from loaderkit.budget.environment.process_settings import judge_process_settings
 from loaderkit.errors import BudgetError, OptionError
+from loaderkit.library_files import installed_version
 from loaderkit.notebook import HasCard, repr_in_a_line
 
 _LOW_SHARE = 0.75
@@ -334,10 +334,7 @@ def _current_backend(torch: Any) -> str:
 
 
 def _version_text() -> str:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "0.0"
+    return installed_version("torch") or "0.0"
 
 
 def _torch_version() -> tuple[int, int]:
