@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -210,7 +210,7 @@ def _refill_mapping(mapping: Mapping[Any, Any], parts: list[Any]) -> Any:
     return copied
 
 
-def is_named_tuple(value: object) -> bool:
+def is_named_tuple(value: object) -> TypeGuard[NamedTuple]:
     """Tell whether a value is a namedtuple, of whatever class."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 

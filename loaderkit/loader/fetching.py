@@ -18,6 +18,7 @@ from loaderkit.loader.missing_rows import (
     error_of_no_row,
     gives_truths,
 )
+from loaderkit.loader.resumable import SeededRows
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
 from loaderkit.loader.unlike_samples import difference_of
 from loaderkit.loader.users_errors import error_about, mend
@@ -355,8 +356,8 @@ class Fetching(Dataset[Any]):
             rows: Rows of the batch.
             page_locked: Where it is made; None for ordinary memory, as in workers.
         """
-        # The loader's own rows are SeededRows; a trainer may give a plain list.
-        padded_length = getattr(rows, "bound", None)
+        # A trainer that takes the dataset may give a plain list.
+        padded_length = rows.bound if isinstance(rows, SeededRows) else None
         try:
             batch = self._fetch_seeded(rows, page_locked)
             if padded_length is None:
@@ -374,10 +375,9 @@ class Fetching(Dataset[Any]):
     def _fetch_seeded(
         self, rows: Sequence[int], page_locked: PageLockedBatch | None
     ) -> Any:
-        seed = getattr(rows, "seed", None) if self.seeded else None
-        if seed is None:
+        if not (self.seeded and isinstance(rows, SeededRows)):
             return self._fetch(rows, page_locked)
-        with Seeded(seed):
+        with Seeded(rows.seed):
             return self._fetch(rows, page_locked)
 
     def _fetch(self, rows: Sequence[int], page_locked: PageLockedBatch | None) -> Any:

@@ -20,15 +20,13 @@ from torch.utils.data import Subset, TensorDataset
 from loaderkit.arguments import kind_of, show_value, with_small_article
 from loaderkit.dataset_protocol import as_cached
 from loaderkit.errors import LoaderError, LoaderkitError, OptionError
+from loaderkit.loader.sampler_protocol import inner_sampler, source_of
 from loaderkit.loader.stateful import length_of
 from loaderkit.loader.users_errors import error_about
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_MADE_OF_A_DATASET = ("data_source", "dataset")
-"""Attributes under which samplers of torch and of others keep what they were given."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class RowChooser:
             option: What it was given as.
         """
         name = type(sampler).__name__
-        inner = getattr(sampler, "sampler", None)
+        inner = inner_sampler(sampler)
         chooser = sampler if inner is None else inner
         within = "" if inner is None else f" of {kind_of(inner)}"
         origin = _samples_it_was_made_for(chooser)
@@ -65,11 +63,10 @@ class RowChooser:
 
 
 def _samples_it_was_made_for(sampler: object) -> str | None:
-    for attribute in _MADE_OF_A_DATASET:
-        samples = length_of(getattr(sampler, attribute, None))
-        if samples is not None:
-            return f"it was made for a dataset of {count_of(samples, 'samples')}"
-    return None
+    samples = length_of(source_of(sampler))
+    if samples is None:
+        return None
+    return f"it was made for a dataset of {count_of(samples, 'samples')}"
 
 
 def _rows_it_has(sampler: object, option: str) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any
 
+from loaderkit.loader.sampler_protocol import (
+    inner_sampler,
+    sampler_and_inner,
+    takes_epochs,
+)
 
-class EpochSampler(Protocol):
-    """A sampler whose order follows from an epoch, as torch's DistributedSampler."""
-
-    def set_epoch(self, epoch: int, /) -> Any:
-        """Choose the epoch that comes next."""
-
-
-def takes_epochs(sampler: object) -> TypeGuard[EpochSampler]:
-    """Return whether a sampler has ``set_epoch``."""
-    return callable(getattr(sampler, "set_epoch", None))
+if TYPE_CHECKING:
+    from loaderkit.loader.sampler_protocol import EpochSampler
 
 
 class SamplerEpochs:
@@ -38,9 +35,9 @@ class SamplerEpochs:
         self._samplers: dict[str, EpochSampler] = {}
         if takes_epochs(sampler):
             self._samplers[""] = sampler
-        inner_sampler = getattr(sampler, "sampler", None)
-        if takes_epochs(inner_sampler):
-            self._samplers["sampler."] = inner_sampler
+        inner = inner_sampler(sampler)
+        if takes_epochs(inner):
+            self._samplers["sampler."] = inner
 
         epochs = [getattr(part, "epoch", None) for part in self._samplers.values()]
         # The initial value is 0, or something that is no epoch, such as None.
@@ -124,6 +121,6 @@ def set_sampler_epoch(sampler: object, epoch: int) -> None:
         sampler: Any sampler; without ``set_epoch`` nothing is called.
         epoch: The epoch that comes next.
     """
-    for candidate in (sampler, getattr(sampler, "sampler", None)):
+    for candidate in sampler_and_inner(sampler):
         if takes_epochs(candidate):
             candidate.set_epoch(epoch)

@@ -20,6 +20,7 @@ import torch
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.digests import PLAIN_NESTS, digest_of_plain
+from loaderkit.loader.sampler_protocol import sampler_and_inner
 
 
 class Stateful(Protocol):
@@ -248,7 +249,7 @@ def _check_same_rows(current: SamplerState, saved: SamplerState) -> None:
 
 def stateful_part(sampler: object) -> Stateful | None:
     """Return the sampler with a state: this one, or the one that it wraps."""
-    for part in (sampler, getattr(sampler, "sampler", None)):
+    for part in sampler_and_inner(sampler):
         if is_stateful(part):
             return part
     return None

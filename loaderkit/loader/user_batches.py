@@ -26,6 +26,11 @@ from loaderkit.loader.missing_rows import RowChooser
 from loaderkit.loader.ranks import RankShare, count_groups
 from loaderkit.loader.resumable import Position, SeededRows
 from loaderkit.loader.sampler_epochs import SamplerEpochs
+from loaderkit.loader.sampler_protocol import (
+    rank_of,
+    sampler_and_inner,
+    source_of,
+)
 from loaderkit.loader.stateful import (
     SamplerState,
     length_of,
@@ -433,8 +438,7 @@ class _HashedRows(Iterator[Any]):
 
 
 def _is_iterator(sampler: object) -> bool:
-    inner_sampler = getattr(sampler, "sampler", None)  # of a BatchSampler
-    return isinstance(sampler, Iterator) or isinstance(inner_sampler, Iterator)
+    return any(isinstance(part, Iterator) for part in sampler_and_inner(sampler))
 
 
 def _shares_rows(sampler: object, ranks: Ranks) -> bool:
@@ -443,16 +447,15 @@ def _shares_rows(sampler: object, ranks: Ranks) -> bool:
     Raises:
         OptionError: It gives the rows of another rank than this process is.
     """
-    for part in (sampler, getattr(sampler, "sampler", None)):
-        size = getattr(part, "num_replicas", None)
-        rank = getattr(part, "rank", None)
-        if not isinstance(size, int) or not isinstance(rank, int):
+    for part in sampler_and_inner(sampler):
+        shared = rank_of(part)
+        if shared is None:
             continue
-        if (rank, size) != (ranks.rank, ranks.world_size) and ranks.world_size > 1:
-            message = (
-                f"The {type(part).__name__} is for rank {rank} of {size}, this is "
+        if shared != (ranks.rank, ranks.world_size) and ranks.world_size > 1:
+            message = f"The {type(part).__name__} is for rank {shared.rank} of "
+            message += (
+                f"{shared.world_size}, this is rank {ranks.rank} of {ranks.world_size}."
             )
-            message += f"rank {ranks.rank} of {ranks.world_size}."
             fix = "drop the sampler (ranks are shared out), or rank and world_size"
             raise OptionError(message, why=ranks.source, fix=fix)
         return True
@@ -492,12 +495,7 @@ def rows_without_drawing(
 
     length = length_of(dataset)
     if type(sampler) in _SAMPLERS_OF_ALL_ROWS and length is not None:
-        # RandomSampler and SequentialSampler say "data_source", the distributed one
-        # "dataset".
-        data_source = getattr(sampler, "data_source", None)
-        if data_source is None:
-            data_source = getattr(sampler, "dataset", None)
-        num_rows = length_of(data_source)
+        num_rows = length_of(source_of(sampler))
         # The keys of a table need not be the numbers of its rows.
         if num_rows is not None and not isinstance(dataset, dict):
             return list(range(min(count or 1, num_rows, length)))
