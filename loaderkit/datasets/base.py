@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
         Callable,
         Iterable,
         Iterator,
+        Mapping,
     )
 
     import torch
@@ -441,9 +441,8 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
                 column = join_column(opened, rows, name, self.classes, self.ragged)
         except UnlikeShapesError as error:
             raise unlike_shapes_error(opened.store, str(error), rows) from None
-        is_padded = not isinstance(self.pad_value, Mapping) or name in self.pad_value
-        if is_padded and self.pad_value != 0:
-            fill_padding(column, self.pad_value, name)
+        if self.pad_value != 0:
+            fill_padding(column, self.pad_value, (name,))
         return column
 
     def _fields_if_open(self) -> frozenset[str]:

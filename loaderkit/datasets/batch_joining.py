@@ -13,11 +13,16 @@ from typing_extensions import Self, TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.collate_errors import Collating
-from loaderkit.datasets.columns import field_names
+from loaderkit.datasets.columns import field_names, field_paths
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
-from loaderkit.datasets.ragged import PadValue, error_of_shapes, fill_padding
+from loaderkit.datasets.ragged import (
+    PadValue,
+    error_of_shapes,
+    fill_padding,
+    padding_of,
+)
 from loaderkit.datasets.ragged_fields import (
     Joining,
     JointShapes,
@@ -37,7 +42,8 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged_fields import FieldShapes, Path
+    from loaderkit.datasets.ragged import Path
+    from loaderkit.datasets.ragged_fields import FieldShapes
     from loaderkit.memory.page_locked import PageLockedBatch
 
     Ints = NDArray[np.int64]
@@ -221,13 +227,14 @@ class BatchJoining(SampleReading[T]):
         """Refuse names that neither this batch nor any sample of the cache has."""
         known = set(names)
         if self.cache is not None:
-            known |= field_names(self._open_cache())
+            opened = self._open_cache()
+            known |= field_names(opened) | field_paths(opened)
         unknown = sorted(absent - known)
         if unknown:
             message = (
                 f"pad_value names {unknown[0]!r}, which is no field of the samples."
             )
-            why = f"their fields are {', '.join(sorted(known))}"
+            why = f"their fields are {', '.join(sorted(known)) or 'without a name'}"
             raise DatasetError(message, why=why, fix=suggest_name(unknown[0], known))
 
     def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:
@@ -293,11 +300,9 @@ class BatchJoining(SampleReading[T]):
         caches = [part._open_cache() for part in datasets if part.reads_cache]
         if caches:
             return joining_of(self._shapes_in(caches), path, values)
-        if isinstance(self.pad_value, Mapping):
-            names = [key for key in path if isinstance(key, str)]
-            is_named = bool(names) and names[-1] in self.pad_value
-            return Joining.RAGGED if is_named else None
-        return None
+        is_by_field = isinstance(self.pad_value, Mapping)
+        is_named = is_by_field and padding_of(path, self.pad_value) is not None
+        return Joining.RAGGED if is_named else None
 
     def _shapes_in(self, caches: list[OpenedCache]) -> FieldShapes:
         """Tell the shapes of fields in all of some caches."""

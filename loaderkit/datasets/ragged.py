@@ -12,6 +12,7 @@ import torch
 from torch.overrides import resolve_name
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.datasets.column_names import escape
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.operations import ARITHMETIC, COMPARISONS
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+    Path: TypeAlias = tuple[Any, ...]
+    """The keys, names of attributes and numbers that lead to a field of a sample."""
 
 Number: TypeAlias = int | float | bool
 PadValue: TypeAlias = Number | Mapping[str, Number]
-"""What stands behind a sample's end in padded batches: of all fields, or by name."""
+"""What stands behind a sample's end in padded batches: of all fields, or by the name or
+path of a field."""
 T = TypeVar("T")
 B = TypeVar("B", "Padded", "Packed")
 
@@ -362,52 +366,89 @@ def _python_number(value: object) -> object:
     return cast("np.generic", value).item() if is_scalar else value
 
 
-def fill_padding(batch: object, pad_value: PadValue, name: str = "") -> frozenset[str]:
+def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> frozenset[str]:
     """Write a value behind the end of each sample, in place.
 
     Args:
         batch: A nest with ``Padded`` values in it.
-        pad_value: A number for all of them, or numbers by the names of fields: the
-            nearest name above a value counts.  Fields that it does not name keep what
-            they have.
-        name: What the nest is called itself.
+        pad_value: A number for all of them, or numbers by fields: by the name of one,
+            wherever it is, or by its path, such as "answer.ids", as ``inspect`` shows
+            it.  What is nearest to a value counts.  Fields that it does not name keep
+            what they have.
+        path: The keys that lead to the nest.
 
     Returns:
-        The names of all fields that were met, padded or not.
+        The names and paths of all fields that were met, padded or not.
 
     Raises:
         DatasetError: A field's dtype cannot hold its number.
 
-    >>> batch = {"labels": pad([torch.tensor([1]), torch.tensor([2, 3])])}
-    >>> fill_padding(batch, {"labels": -100})
-    frozenset({'labels'})
-    >>> batch["labels"].values
-    tensor([[   1, -100],
-            [   2,    3]])
+    >>> one, other = (pad([torch.tensor([1]), torch.tensor([2, 3])]) for _ in range(2))
+    >>> batch = {"question": {"ids": one}, "answer": {"ids": other}}
+    >>> sorted(fill_padding(batch, {"answer.ids": -100}))
+    ['answer', 'answer.ids', 'ids', 'question', 'question.ids']
+    >>> one.values[0], other.values[0]
+    (tensor([1, 0]), tensor([   1, -100]))
     """
     if isinstance(batch, Padded):
-        number = pad_value.get(name) if isinstance(pad_value, Mapping) else pad_value
+        number = padding_of(path, pad_value)
         if number is not None:
-            _fill_behind_ends(batch, number, name)
+            _fill_behind_ends(batch, number, _path_text(path))
         return frozenset()
     names: set[str] = set()
-    for key, part in _named_parts(batch):
-        if key is not None:
+    for key, part in _parts_with_keys(batch):
+        path_of_part = (*path, key)
+        names.add(_path_text(path_of_part))
+        if isinstance(key, str):
             names.add(key)
-        names |= fill_padding(part, pad_value, name if key is None else key)
+        names |= fill_padding(part, pad_value, path_of_part)
     return frozenset(names)
 
 
-def _named_parts(batch: object) -> Iterator[tuple[str | None, Any]]:
-    """Go through what is in a container, with its names; None where it has none."""
+def padding_of(path: Path, pad_value: PadValue) -> Number | None:
+    """Look up what stands behind the ends of a field's samples.
+
+    Args:
+        path: The keys that lead to it.
+        pad_value: As for ``fill_padding``.
+
+    Returns:
+        None where the field is not named, nor anything that it is in.
+
+    >>> padding_of(("a", "x", 0), {"x": 1, "a": 2}), padding_of(("a", 0), {"b": 2})
+    (1, None)
+    >>> padding_of(("a", "x"), {"x": 1, "a.x": 3})
+    3
+    """
+    if not isinstance(pad_value, Mapping):
+        return pad_value
+    for depth in range(len(path), 0, -1):
+        path_text = _path_text(path[:depth])
+        if path_text in pad_value:
+            return pad_value[path_text]
+        key = path[depth - 1]
+        if isinstance(key, str) and key in pad_value:
+            return pad_value[key]
+    return None
+
+
+def _path_text(path: Path) -> str:
+    """Write the keys that lead to a field, as a cache calls its column."""
+    return ".".join(map(escape, path))
+
+
+def _parts_with_keys(batch: object) -> Iterator[tuple[Any, Any]]:
+    """Go through what is in a container, with its keys, names or numbers."""
     if isinstance(batch, Mapping):
-        yield from ((str(key), part) for key, part in batch.items())
+        for key, part in batch.items():
+            # A number is a name in a dict, and no place in a list.
+            yield str(key) if not isinstance(key, tuple) else key, part
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         yield from vars(batch).items()
     elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
         yield from zip(batch._fields, batch, strict=True)
     elif isinstance(batch, list | tuple):
-        yield from ((None, part) for part in batch)
+        yield from enumerate(batch)
 
 
 def _fill_behind_ends(padded: Padded, number: Number, name: str) -> None:

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.ragged import Path
     from loaderkit.datasets.structure import Node
-
-    Path: TypeAlias = tuple[Any, ...]
-    """The keys, names of attributes and numbers that lead to a field of a sample."""
 
 
 class Joining(Enum):

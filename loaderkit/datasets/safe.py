@@ -44,7 +44,8 @@ class SafeDataset(BaseDataset[T]):
         ragged: What a batch holds for tensors whose first axes differ: "padded",
             "packed" or "jagged" (see ``loaderkit.datasets.dict_batches``).
         pad_value: What padded batches hold behind a sample's end: a number, or numbers
-            by field, such as ``{"labels": -100}``; 0 (False) for the others.
+            by field, such as ``{"labels": -100}``, or by the path of one, such as
+            ``{"answer.ids": -100}``; 0 (False) for the others.
         packing: How the cache is packed.
         classes: Classes that samples are made of, beyond PyG's and those that the
             subclass's own module knows.

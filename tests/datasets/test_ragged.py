@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import inspect
 import math
+import random
+import re
 
 import numpy as np
 import pytest
@@ -191,9 +193,82 @@ def test_a_field_is_found_in_any_nest():
         [Pair(first, [second]), {"a": (third,)}], {"labels": 1, "a": 2}
     )
 
-    assert names == {"labels", "others", "a"}
+    paths = {"0", "0.labels", "0.others", "0.others.0", "1", "1.a", "1.a.0"}
+    assert names == {"labels", "others", "a"} | paths
     filled = [tensor.values[0, 1].item() for tensor in (first, second, third)]
     assert filled == [1, 0, 2]
+
+
+NAMES = ["ids", "a", "a.b", "", "0", "answer"]
+
+
+def draw_nest(chance, depth):
+    """Draw how samples are built: None stands for a ragged tensor."""
+    if depth == 0 or chance.random() < 0.3:
+        return None
+    count = chance.randint(1, 3)
+    kind = chance.choice([dict, dict, list, tuple])
+    if kind is dict:
+        names = chance.sample(NAMES, count)
+        return {name: draw_nest(chance, depth - 1) for name in names}
+    return kind(draw_nest(chance, depth - 1) for _ in range(count))
+
+
+def fill_nest(nest, make):
+    if nest is None:
+        return make()
+    if isinstance(nest, dict):
+        return {name: fill_nest(part, make) for name, part in nest.items()}
+    return type(nest)(fill_nest(part, make) for part in nest)
+
+
+def leaves_of(nest):
+    if isinstance(nest, dict):
+        nest = list(nest.values())
+    if isinstance(nest, Padded) or not isinstance(nest, list | tuple):
+        return [nest]
+    return [leaf for part in nest for leaf in leaves_of(part)]
+
+
+@pytest.mark.many_cases
+@pytest.mark.parametrize("seed", range(16))
+def test_every_padded_field_can_be_named_by_the_path_that_is_shown(tmp_path, seed):
+    chance = random.Random(seed)
+    nest = {"top": draw_nest(chance, 3), "ids": draw_nest(chance, 2)}
+    nest = chance.choice([nest, [nest, None], (None, nest)])
+    samples = [
+        fill_nest(nest, lambda n=n: torch.ones(n, dtype=torch.long)) for n in (1, 3)
+    ]
+    loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
+    shown = loaderkit.open_cache(tmp_path / "a.lk")._repr_html_()
+    paths = re.findall(r"<td>([^<]*)</td>\s*<td>tensor", shown)
+    numbers = {path: -number for number, path in enumerate(paths, start=1)}
+
+    padded = loaderkit.open_cache(tmp_path / "a.lk", pad_value=numbers)
+    leaves = leaves_of(padded.batch([0, 1]))
+
+    assert [leaf.values[0, -1].item() for leaf in leaves] == [*numbers.values()]
+    by_hand = padded.collate(samples)
+    assert_same(by_hand, padded.batch([0, 1]))
+    with pytest.raises(DatasetError, match="no field") as caught:
+        loaderkit.open_cache(tmp_path / "a.lk", pad_value={"to.p": 1}).batch([0])
+    assert paths[0] in caught.value.why
+
+
+def test_a_column_is_padded_by_paths_too(tmp_path):
+    samples = [
+        {"a": {"ids": torch.ones(n)}, "b": {"ids": torch.ones(n)}} for n in (1, 2)
+    ]
+    loaderkit.pack(samples, tmp_path / "a.lk")
+    dataset = loaderkit.open_cache(
+        tmp_path / "a.lk", pad_value={"a.ids": 5, "b": 6, "ids": 7}
+    )
+
+    assert dataset["a"]["ids"].values[0].tolist() == [1, 5]
+    assert dataset["b"]["ids"].values[0].tolist() == [1, 7]
+    with_container = loaderkit.open_cache(dataset.cache, pad_value={"b": 6})
+    assert with_container.batch([0, 1])["b"]["ids"].values[0].tolist() == [1, 6]
+    assert with_container.batch([0, 1])["a"]["ids"].values[0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("name", DTYPES.split())
