@@ -11,6 +11,7 @@ from drawn_pages import drawn_results
 
 from loaderkit import (
     LeakDetector,
+    MemoryMeter,
     SafeDataset,
     build_loader,
     check_environment,
@@ -278,7 +279,7 @@ def test_what_a_notebook_shows_of_settings_holds_no_secrets(monkeypatch):
 # ---- every public result has one
 
 OPTIONS_AND_TOOLS = {
-    *("LeakDetector", "MemoryMeter", "MicroBatcher", "EpochCacheCleaner", "PtFolder"),
+    *("MicroBatcher", "EpochCacheCleaner", "PtFolder"),
     *("DevicePrefetcher", "LeakCallback", "ColumnContract", "StorageContract"),
     *("PackOptions", "RemoteCache", "Patience", "DeviceSpec", "LoaderOptions"),
     # Parts of a batch, which are tensors.
@@ -330,6 +331,33 @@ def test_what_small_results_print_is_what_their_card_shows(tmp_path):
             assert "".join(line.split()) in shown, line
     assert COLOURS["good"] in results[0]._repr_html_()
     assert COLOURS["bad"] in results[1]._repr_html_()
+
+
+def test_a_detector_shows_what_it_read_and_reads_nothing_for_it():
+    detector = LeakDetector("cpu", on_leak=id, limit="8 GiB", every=2)
+    before = Reading(detector._repr_html_())
+    assert "8.00 GiB" in before.shown
+    assert not detector.has_started
+
+    for _ in range(6):
+        detector.step()
+    running = Reading(detector._repr_html_())
+    assert "3 epochs" in running.shown
+    assert "python_blocks" in running.shown
+    assert "not judged yet" in running.shown
+    assert detector._watch.epoch == 3
+
+    report = detector.report()
+    assert detector._repr_html_() == report._repr_html_()
+
+
+def test_a_meter_shows_what_its_readings_are():
+    meter = MemoryMeter("cpu", log=None)
+    assert "not read yet" in Reading(meter._repr_html_()).shown
+
+    with meter.stage("model"):
+        pass
+    assert "after model" in Reading(meter._repr_html_()).shown
 
 
 def test_a_loader_shows_what_it_gives_in_a_terminal(tmp_path):

@@ -24,9 +24,11 @@ from loaderkit.leaks.investigate import build_report
 from loaderkit.leaks.trace import allocation_sites
 from loaderkit.leaks.verdict import judge_counters
 from loaderkit.leaks.watch import EpochRecorder
+from loaderkit.memory.counters import is_judged, unit_of, words_of
 from loaderkit.memory.reading import present_device_of
+from loaderkit.notebook import card
 from loaderkit.operations import refuse_new_attributes
-from loaderkit.units import count_of, size_in_bytes
+from loaderkit.units import count_of, format_amount, format_bytes, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -112,6 +114,50 @@ class LeakDetector:
         if self._watch is not None:
             watched = count_of(self._watch.epoch, "epochs")
         return f"LeakDetector(device {self.device}, {watched})"
+
+    def _repr_html_(self) -> str:
+        """Show what was read so far; nothing is read, and nothing judged, for it."""
+        watch = self._watch
+        if watch is None:
+            note = "`for epoch in detector.epochs(range(30)):` watches a loop"
+            return card(
+                repr(self),
+                heads=("setting", "value"),
+                rows=self._settings(),
+                notes=[note],
+            )
+        if self._report is not None and self._report.epochs == watch.epoch:
+            return self._report._repr_html_()
+        rows = [
+            (
+                name,
+                format_amount(values[0], unit_of(name)),
+                format_amount(values[-1], unit_of(name)),
+                words_of(name),
+            )
+            for name, (_, values) in watch.series().items()
+            if is_judged(name)
+        ]
+        return card(
+            repr(self),
+            heads=("counter", "at first", "at last", "of"),
+            rows=rows,
+            notes=["not judged yet: `detector.report()` does so now"],
+        )
+
+    def _settings(self) -> list[tuple[str, str]]:
+        warmup = "auto" if self.warmup is None else str(self.warmup)
+        limit = "what is free" if self.limit is None else format_bytes(self.limit)
+        on_leak = self.on_leak if isinstance(self.on_leak, str) else "a function"
+        settings = [
+            ("warmup", warmup),
+            ("limit", limit),
+            ("on_leak", on_leak),
+            ("tolerance", f"{format_bytes(self.tolerance)} an epoch"),
+        ]
+        if self.every is not None:
+            settings.append(("every", count_of(self.every, "steps")))
+        return settings
 
     def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
         """Loop over epochs and watch them.

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from loaderkit.answers import answer_wrong_names
 from loaderkit.errors import OptionError
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
-from loaderkit.memory.timeline_page import named_marks_sections, timeline_sections
+from loaderkit.memory.timeline_page import (
+    few_readings_lead,
+    named_marks_sections,
+    single_reading_sections,
+    timeline_sections,
+)
 from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.operations import refuse_new_attributes
@@ -90,7 +95,9 @@ class Timeline(HasPage):
 
     def _headline(self) -> str:
         """Say how long was read, how often, and the most that was taken."""
-        duration_s = self.marks[-1].since_s - self.marks[0].since_s if self.marks else 0
+        if not self.marks:
+            return "Memory was not read yet"
+        duration_s = self.marks[-1].since_s - self.marks[0].since_s
         readings = count_of(len(self.marks), "readings")
         headline = f"Memory over {format_seconds(duration_s)}, {readings}"
         for name in _COUNTERS_SHOWN:
@@ -115,8 +122,10 @@ class Timeline(HasPage):
         """Show memory over time, with the stages named."""
         return Page(
             self._headline(),
+            lead=few_readings_lead(self.marks),
             sections=(
                 *timeline_sections(self.marks, _COUNTERS_SHOWN),
+                *single_reading_sections(self.marks),
                 *named_marks_sections(self.marks, _COUNTERS_SHOWN),
             ),
         )
@@ -155,13 +164,16 @@ class Timeline(HasPage):
 @answer_wrong_names("timeline")
 @refuse_new_attributes
 class MemoryMeter:
-    """Reads memory at marks, around stages, and from a thread.
+    """Reads memory at marks, around stages, around a block, and from a thread.
 
     >>> meter = MemoryMeter("cpu", log=None)
     >>> with meter.stage("model A"):
     ...     weights = [0.0] * 1000
     >>> [mark.label for mark in meter.timeline.marks]
     ['before model A', 'after model A']
+
+    ``with meter:`` reads when the block begins and when it ends, and in between from a
+    thread if ``every_s`` says how often.
 
     Args:
         device: Read beside the host; the first that is here if None.
@@ -199,6 +211,9 @@ class MemoryMeter:
     def __repr__(self) -> str:
         readings = count_of(len(self._marks), "readings")
         return f"MemoryMeter(device {self.device}, {readings})"
+
+    def _repr_html_(self) -> str:
+        return self.timeline._repr_html_()
 
     def __reduce__(self) -> NoReturn:
         message = "A MemoryMeter cannot be pickled, nor copied with all it has."
@@ -246,6 +261,7 @@ class MemoryMeter:
             self.mark(f"after {name}")
 
     def __enter__(self) -> Self:
+        self.mark()
         if self.every_s is not None and self._thread is None:
             self._stop = threading.Event()
             self._thread = threading.Thread(
@@ -262,6 +278,7 @@ class MemoryMeter:
             self._stop.set()
             self._thread.join()
             self._thread = None
+        self.mark()
 
     def _mark_until(self, stop: threading.Event) -> None:
         while not stop.wait(self.every_s):

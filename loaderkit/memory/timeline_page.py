@@ -26,6 +26,42 @@ _MOST_ROWS = 60
 """Chosen: a screen or two.  Of more marks the first and the last are listed."""
 
 
+def few_readings_lead(marks: Sequence[Mark]) -> tuple[str, ...]:
+    """Say what so few readings cannot show, and how there are more.
+
+    Args:
+        marks: In their order.
+
+    Returns:
+        Sentences; none where there are three or more.
+    """
+    if len(marks) > 2:
+        return ()
+    read_more = "`MemoryMeter(every_s=0.05)` reads more often."
+    if len(marks) == 2:
+        unseen = "What was taken and given back between the two readings is not seen"
+        return (f"{unseen}: {read_more}",)
+    read = (
+        "`with meter:` reads at the start and the end of a block, `meter.mark(name)` "
+    )
+    read += f"now. {read_more}"
+    if marks:
+        return (f"One reading has no curve. {read}",)
+    return (f"There are no readings. {read}",)
+
+
+def single_reading_sections(marks: Sequence[Mark]) -> tuple[Section, ...]:
+    """List what the only reading has; no section where there are others."""
+    if len(marks) != 1:
+        return ()
+    rows = tuple(
+        (name, format_amount(value, COUNTERS[name].unit), COUNTERS[name].words)
+        for name, value in marks[0].sample.values.items()
+    )
+    table = Table(("counter", "reading", "of"), rows, frozenset({1}))
+    return (Section("The reading", (table,)),)
+
+
 def timeline_sections(
     marks: Sequence[Mark], main_counters: Sequence[CounterName]
 ) -> tuple[Section, ...]:

@@ -15,6 +15,27 @@ from loaderkit.memory.tensors import live_tensors
 MIB = 1 << 20
 
 
+@pytest.mark.parametrize("every_s", [None, 60.0])
+def test_a_block_shorter_than_the_readings_is_read_at_both_ends(every_s):
+    with loaderkit.MemoryMeter("cpu", every_s=every_s, log=None) as meter:
+        pass
+    timeline = meter.timeline
+
+    assert len(timeline.marks) == 2
+    page = timeline.page()
+    assert "between the two readings is not seen" in page.lead[0]
+    assert page.sections[0].heading == "Memory over time"
+
+
+def test_one_reading_is_a_table_and_no_curve():
+    meter = loaderkit.MemoryMeter("cpu", log=None)
+    mark = meter.mark()
+
+    [section] = meter.timeline.page().sections
+    names = [name for name, _, _ in section.blocks[0].rows]
+    assert names == list(mark.sample.values)
+
+
 def test_each_counter_is_a_number_or_a_reason():
     sample = loaderkit.read_memory("cpu")
 

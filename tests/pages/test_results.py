@@ -228,7 +228,9 @@ def test_a_long_timeline_keeps_its_peak_and_its_named_marks():
 
 
 def test_a_meter_without_marks_has_a_page():
-    assert MemoryMeter("cpu", log=None).timeline.page().sections == ()
+    never_read = MemoryMeter("cpu", log=None).timeline.page()
+    assert never_read.sections == ()
+    assert "no readings" in never_read.lead[0]
 
 
 def test_doctor_shows_limits_versions_and_settings():
