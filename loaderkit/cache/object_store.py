@@ -31,6 +31,7 @@ from loaderkit.cache.storage import (
     without_password,
 )
 from loaderkit.cache.store_answers import (
+    BUGS,
     NEVER_THERE,
     STORAGE_OPTIONS,
     check_worth_another_try,
@@ -117,7 +118,9 @@ class ObjectStore:
         self._may_stream = True
         self._verbs_let_in: frozenset[str] = frozenset()
         """What the store has let us do: read, write, remove."""
-        self._file_system_of_process()  # what is wrong with the URL is said at once
+        # What is wrong with the URL is said at once.  Some file systems connect when
+        # they are opened, as that of FTP: that may pass when it is tried again.
+        self._with_retries(_no_request, "", verb="opened")
 
     @property
     def keeps_history(self) -> bool:
@@ -311,7 +314,7 @@ class ObjectStore:
             try:
                 with _NO_FORK_MEANWHILE:
                     answer = request(_Try(self._file_system_of_process(), retries))
-            except CacheError:
+            except (CacheError, OptionError):
                 raise
             except (FileExistsError, MemoryError):
                 raise
@@ -349,6 +352,10 @@ class ObjectStore:
         if opened is None or opened.process != os.getpid():
             opened = self._opened = _FileSystem(self._full_url, self._options)
         return opened
+
+
+def _no_request(_: _Try) -> None:
+    """Ask a file system for nothing: it is opened."""
 
 
 class _FileSystem:
@@ -550,14 +557,14 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             own_options["session"] = make_session(options.get("profile"))
         system, root = fsspec.url_to_fs(url, **{**own_options, **options})
     except ImportError as error:
-        message = f"{url} cannot be read: {error}."
+        message = f"{without_password(url)} cannot be read: {error}."
         extra = _EXTRAS.get(protocol)
         fix = f"pip install 'loaderkit[{extra}]'" if extra else "install that library"
         raise CacheError(
             message, why="its library is not installed", fix=fix
         ) from error
-    except (ValueError, TypeError) as error:
-        message = f"{url} cannot be opened: {error}."
+    except (*BUGS, ValueError, LookupError) as error:
+        message = f"{without_password(url)} cannot be opened: {text_of(error)}."
         why = "fsspec knows no such file system, or it does not take these options"
         such_as = "a URL such as 's3://bucket/cache', and "
         manual = " as in the file system's manual"

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+# The underscore is no letter of a scheme, but one of fsspec's, as in "arrow_hdfs".
+_SCHEME = re.compile(r"([a-z][a-z0-9+._-]*::)*[a-z][a-z0-9+._-]+://", re.IGNORECASE)
 _USER_AND_PASSWORD = re.compile(r"//[^/@:]*:[^/@]*@")
 MOST_JITTER = 1.5
 """Pauses are lengthened at random by up to this factor, so that ranks which failed
@@ -37,8 +38,10 @@ together do not come back together."""
 def is_url(path: object) -> bool:
     r"""Tell a URL from a path.
 
-    >>> is_url("s3://bucket/molecules"), is_url("data.lk"), is_url("C:\\data.lk")
-    (True, False, False)
+    >>> is_url("s3://bucket/molecules"), is_url("arrow_hdfs://host/data.lk")
+    (True, True)
+    >>> is_url("data.lk"), is_url("C:\\data.lk")
+    (False, False)
     """
     return isinstance(path, str) and _SCHEME.match(path) is not None
 

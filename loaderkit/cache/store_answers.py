@@ -41,9 +41,12 @@ _CREDENTIAL_ERRORS = {
     # huggingface_hub
     "GatedRepoError",
     "LocalTokenNotFoundError",
+    # paramiko, smbprotocol
+    "AuthenticationException",
+    "LogonFailure",
 }
 """Errors by name: their libraries are not imported to find out."""
-_BUGS = (
+BUGS = (
     *(TypeError, AttributeError, NameError, ImportError, SyntaxError, AssertionError),
     *(ArithmeticError, BufferError, RecursionError, StopIteration, StopAsyncIteration),
 )
@@ -52,7 +55,10 @@ an answer that cannot be parsed, or lacks something, may come whole the next tim
 list of S3 that goes on, and does not say where, is a KeyError of s3fs."""
 _NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
 """The Hub's answer to who may not see one, too."""
-_WRONG_URL = {"HfUriError", "HFValidationError"}
+_WRONG_URL = {"HfUriError", "HFValidationError", "ParamValidationError"}
+"""Of the Hub's library and of botocore: no request was made."""
+_USER_AND_PASSWORD = re.compile(r"""[^\s/@:'"]+:[^\s/@'"]+@""")
+"""In front of a host, in a text that names one."""
 _OF_CLOCKS = re.compile(
     r"RequestTimeTooSkewed|request time and the current time"
     r"|signature (not yet current|expired)|date header too old",
@@ -116,7 +122,7 @@ def check_worth_another_try(
 
     Args:
         where: The URL.
-        verb: What was to be done: "read", "written" or "removed".
+        verb: What was to be done: "opened", "read", "written" or "removed".
         error: The answer.
         verbs_let_in: What the store has let us do before.
 
@@ -141,7 +147,15 @@ def check_worth_another_try(
     )
     # A file system that lacks a method lacks it the next time too.
     is_lacking = isinstance(error, NotImplementedError)
-    if isinstance(error, _BUGS) and status is None:
+    if verb == "opened" and type(error) is OSError and error.errno is None:
+        # pyarrow's words for a system without Java
+        message = f"{where} could not be opened: {text_of(error)}."
+        why = (
+            "a library that its file system needs is not there, or not as it should be"
+        )
+        fix = "install what that message names"
+        raise CacheError(message, why=why, fix=fix) from error
+    if isinstance(error, BUGS) and status is None:
         raise _failed_by_itself(where, verb, error) from error
     if not may_pass or is_lacking or _kinds_of(error) & _WRONG_URL:
         message = f"{where} could not be {verb}: {text_of(error)}."
@@ -183,6 +197,10 @@ def _refused_by_store(
 
 def not_there(where: str, verb: str, error: Exception) -> Exception:
     """Say what is not there: what is to be read, or where it is to be written."""
+    if verb == "opened":
+        message = f"{where} could not be opened: {text_of(error)}."
+        why = "its file system looks for what the URL names when it is opened"
+        return CacheError(message, why=why, fix="make it, or correct the URL")
     if verb != "written":
         return FileNotFoundError(errno.ENOENT, text_of(error), where)
     message = f"{where} could not be written: {text_of(error)}."
@@ -199,6 +217,8 @@ def is_refusal(error: Exception) -> bool:
     is_refused = isinstance(error, PermissionError) or bool(
         _kinds_of(error) & _CREDENTIAL_ERRORS
     )
+    # FTP's "not logged in"; ftplib has one class for all that is refused for good.
+    is_refused = is_refused or str(error).startswith("530 ")
     return is_refused or status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
 
 
@@ -207,7 +227,7 @@ def gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
 
     Args:
         where: The URL.
-        verb: What was to be done: "read", "written" or "removed".
+        verb: What was to be done: "opened", "read", "written" or "removed".
         error: How it failed last.
         tries: How often it was tried.
     """
@@ -222,6 +242,9 @@ def gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
     failed = "gave no answer" if is_timeout(error) else "failed"
     why = f"the store {failed} {tries} times in a row; what was read is kept"
     fix = "check the network and the store, and run the same again: it goes on there"
+    if verb == "opened":
+        why = f"the store {failed} {tries} times in a row"
+        fix = "check the host that the URL names, and the network"
     return NoAnswerError(message, why=why, fix=fix)
 
 
@@ -231,7 +254,7 @@ def is_timeout(error: Exception) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Say what an error is, on one line; some have no text."""
-    text = " ".join(str(error).split())
+    """Say what an error is, on one line, without a password; some have no text."""
+    text = _USER_AND_PASSWORD.sub("", " ".join(str(error).split()))
     name = type(error).__name__
     return f"{name}: {text[:_MAX_ERROR_LETTERS]}" if text else name
