@@ -20,6 +20,7 @@ from loaderkit.errors import StepError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     from loaderkit.budget.batch.samples import Floats, SampleKind, Samples
@@ -87,7 +88,7 @@ class TrackedPeak(NamedTuple):
 class BatchCostModel:
     """What batches of a dataset take: predicted by a peak model, or tracked."""
 
-    model: Any
+    model: torch.nn.Module
     """The module."""
     samples: Samples
     """The dataset's sizes."""
@@ -222,7 +223,7 @@ def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
 
 
 def fit_cost_model(
-    model: Any, samples: Samples, step: Step, batch_size: int = 1
+    model: torch.nn.Module, samples: Samples, step: Step, batch_size: int = 1
 ) -> BatchCostModel:
     """Track a few small batches of a dataset and fit a peak model to them.
 
@@ -266,7 +267,9 @@ def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:
     return max(cost_model.peak_model.error, error_here)
 
 
-def _fit_small_steps(model: Any, samples: Samples, step: Step) -> BatchCostModel:
+def _fit_small_steps(
+    model: torch.nn.Module, samples: Samples, step: Step
+) -> BatchCostModel:
     """Fit small steps, and compare with larger ones that the fit has not seen."""
     batches = [
         _choose_small_batch(samples, count, number)
@@ -285,7 +288,7 @@ def _fit_small_steps(model: Any, samples: Samples, step: Step) -> BatchCostModel
     return replace(cost_model, peak_model=replace(peak_model, error=error))
 
 
-def _track_small_step(model: Any, batch: Any, step: Step) -> Log:
+def _track_small_step(model: torch.nn.Module, batch: Any, step: Step) -> Log:
     """Track a step; where that fails, say whether the step itself fails.
 
     Raises:

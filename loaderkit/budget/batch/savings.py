@@ -19,6 +19,8 @@ from loaderkit.errors import StepError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from loaderkit.budget.step.estimate import StepEstimate
 
 _BATCH_SHARE = 0.05
@@ -48,7 +50,7 @@ class RemedySaving:
 
 
 def estimate_savings(
-    model: Any, batch: Any, step: Step, base: StepEstimate
+    model: torch.nn.Module, batch: Any, step: Step, base: StepEstimate
 ) -> list[RemedySaving]:
     """Estimate the step again with each remedy.
 
@@ -90,7 +92,7 @@ class _RemediedStep(NamedTuple):
 
 
 def _apply_remedy(
-    remedy: Remedy, model: Any, batch: Any, step: Step
+    remedy: Remedy, model: torch.nn.Module, batch: Any, step: Step
 ) -> _RemediedStep | None:
     """Apply a remedy; None where it changes nothing."""
     change = remedy.change

@@ -78,7 +78,7 @@ class Comparison:
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         backward: Backward,
         weigh: str | Callable[[Any], float],
         autocast: torch.dtype | None = None,
@@ -248,7 +248,7 @@ def _cut_off(part: Any, first: int, count: int) -> list[Any]:
     return [take(part, list(range(first))), take(part, list(range(first, count)))]
 
 
-def _stop_dropout(model: Any) -> None:
+def _stop_dropout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DROPOUTS):
             module.eval()

@@ -92,9 +92,9 @@ class MicroBatcher:
     3
     """
 
-    model: Any
+    model: torch.nn.Module
     """The module, also wrapped in ``DistributedDataParallel``."""
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     """Updates it once a step."""
     loss: Callable[..., Any] | None = None
     """As for ``estimate_step``; a mean over samples, nodes or tokens."""
@@ -256,7 +256,12 @@ class MicroBatcher:
         return self._backward_of(self.model, piece, share)
 
     def _backward_of(
-        self, model: Any, piece: Any, share: float, *, precisely: bool = False
+        self,
+        model: torch.nn.Module,
+        piece: Any,
+        share: float,
+        *,
+        precisely: bool = False,
     ) -> torch.Tensor:
         """Compute a piece; precisely without autocast, and without scaling."""
         autocast: Any = nullcontext()
@@ -277,7 +282,7 @@ class MicroBatcher:
 
 @suggest_keywords
 def transactional_step(
-    model: Any,
+    model: torch.nn.Module,
     batch: Any,
     backward: Callable[[Any, float], torch.Tensor],
     *,
@@ -322,7 +327,7 @@ class _Pieces:
 
     def __init__(
         self,
-        model: Any,
+        model: torch.nn.Module,
         backward: Callable[[Any, float], torch.Tensor],
         size: int | None,
         weigh: str | Callable[[Any], float],
@@ -417,7 +422,7 @@ def _without_frames(error: BaseException, diagnosis: Diagnosis) -> BaseException
 
 
 def _check_pieces_can_equal_whole(
-    model: Any, *, independent: bool, cause: BaseException | None
+    model: torch.nn.Module, *, independent: bool, cause: BaseException | None
 ) -> None:
     """Refuse pieces that cannot equal the whole.
 
@@ -444,7 +449,7 @@ def _check_pieces_can_equal_whole(
         raise BudgetError(message, why=why, fix=fix) from cause
 
 
-def _name_of_batch_norm(model: Any) -> str | None:
+def _name_of_batch_norm(model: torch.nn.Module) -> str | None:
     """Name a module that normalises by the statistics of its batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.training:

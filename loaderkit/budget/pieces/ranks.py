@@ -9,7 +9,7 @@ buffers, agree that no rank failed, average the gradients, agree that all update
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def is_distributed(model: Any) -> bool:
+def is_distributed(model: torch.nn.Module) -> TypeGuard[DistributedDataParallel]:
     """Tell whether a model is wrapped for several ranks, and they are initialized."""
     wrapped = isinstance(model, DistributedDataParallel)
     return wrapped and dist.is_available() and dist.is_initialized()
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Give the module inside the wrapper, whose forward pass does not communicate."""
     return model.module if is_distributed(model) else model
 
 
-def broadcast_buffers(model: Any) -> None:
+def broadcast_buffers(model: torch.nn.Module) -> None:
     """Broadcast the buffers of rank 0, as the wrapper does before a step."""
     if not is_distributed(model) or not model.broadcast_buffers:
         return
@@ -43,7 +43,7 @@ def broadcast_buffers(model: Any) -> None:
             dist.broadcast(buffer, 0, group=model.process_group)
 
 
-def average_gradients(model: Any) -> None:
+def average_gradients(model: torch.nn.Module) -> None:
     """Average the gradients over all ranks, once a step."""
     if not is_distributed(model):
         return
@@ -57,7 +57,7 @@ def average_gradients(model: Any) -> None:
             parameter.grad.div_(ranks)
 
 
-def agreed(model: Any, run: Callable[[], Result]) -> Result:
+def agreed(model: torch.nn.Module, run: Callable[[], Result]) -> Result:
     """Call a function on every rank, and raise on all ranks if one of them failed.
 
     Args:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
 class StepState:
     """The random state and the buffers before a piece."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.device = device_of(model)
         self.buffers = [buffer.clone() for buffer in model.buffers()]
@@ -40,7 +38,7 @@ class SpectralVectors:
     the weights by another norm than the whole batch does (gradients were 30 % off).
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         # Both implementations in torch keep two vectors for each weight.  Their names
         # end in _u and _v.
         buffers = dict(model.named_buffers())
@@ -67,13 +65,13 @@ def random_state(device: torch.device) -> list[torch.Tensor]:
     return states
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: torch.nn.Module) -> torch.device:
     """Give the device of the first parameter; the CPU if there is none."""
     first = next(iter(model.parameters()), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def copied_grads(parameters: list[Any]) -> list[Any]:
+def copied_grads(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor | None]:
     """Copy the gradients; None where a parameter has none."""
     return [
         None if parameter.grad is None else parameter.grad.clone()
@@ -81,7 +79,7 @@ def copied_grads(parameters: list[Any]) -> list[Any]:
     ]
 
 
-def take_grads(parameters: list[Any]) -> list[Any]:
+def take_grads(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor | None]:
     """Detach the gradients from the parameters, so that a piece computes its own."""
     grads = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -89,13 +87,17 @@ def take_grads(parameters: list[Any]) -> list[Any]:
     return grads
 
 
-def put_grads(parameters: list[Any], grads: list[Any]) -> None:
+def put_grads(
+    parameters: list[torch.nn.Parameter], grads: list[torch.Tensor | None]
+) -> None:
     """Set the gradients of parameters."""
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
 
 
-def add_grads(parameters: list[Any], grads: list[Any]) -> None:
+def add_grads(
+    parameters: list[torch.nn.Parameter], grads: list[torch.Tensor | None]
+) -> None:
     """Add the gradients of a piece to those of the pieces before."""
     for parameter, grad_before in zip(parameters, grads, strict=True):
         if grad_before is not None:

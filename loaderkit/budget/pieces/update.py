@@ -20,7 +20,7 @@ class Update:
     tensor counts the writes to it, so that an error can say which tensors were changed.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.parameters: list[Any] = []
         for group in optimizer.param_groups:
