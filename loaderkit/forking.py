@@ -174,7 +174,7 @@ def find_fork_hazard(**parts: object) -> ForkHazard | None:
     return None
 
 
-def _has_threads(value: Any) -> bool:
+def _has_threads(value: object) -> bool:
     """Return whether threads of this process do the work of an object.
 
     An executor starts its threads with its first task.  Whether it has had one cannot
@@ -185,7 +185,7 @@ def _has_threads(value: Any) -> bool:
     return isinstance(value, _POOLS)
 
 
-def _device_of(value: Any) -> str:
+def _device_of(value: object) -> str:
     """Name the device that a tensor lies on; empty on the host, and of no tensor."""
     # Without torch there are no tensors, and to import it would take seconds.
     tensor_type: Any = getattr(sys.modules.get("torch"), "Tensor", None)
@@ -194,7 +194,7 @@ def _device_of(value: Any) -> str:
     return "" if value.device.type in _HOST_DEVICES else str(value.device)
 
 
-def _is_shared(value: Any, forbidden: tuple[type, ...]) -> bool:
+def _is_shared(value: object, forbidden: tuple[type, ...]) -> bool:
     if value is sys.stdin or value is sys.stdout or value is sys.stderr:
         return False  # all processes share these, with or without a loader
     if isinstance(value, io.IOBase):

@@ -85,10 +85,10 @@ def take(batch: Any, rows: list[int]) -> Any:
 def _select_samples(batch: Any, rows: slice | list[int], total: int) -> Any:
     row_numbers = np.arange(total)[rows]
 
-    def is_leaf(value: Any) -> bool:
+    def is_leaf(value: object) -> bool:
         return _is_cut_whole(value) or _has_one_value_per_sample(value, total)
 
-    def select(leaf: Any) -> Any:
+    def select(leaf: object) -> Any:
         if isinstance(leaf, (torch.Tensor, np.ndarray)) and not _is_nested(leaf):
             # A slice gives views, so that pieces cost no memory; a list, copies.
             return leaf[rows] if leaf.ndim and len(leaf) == total else leaf
@@ -119,7 +119,7 @@ def _select_one_by_one(leaf: Any, row_numbers: NDArray[np.intp]) -> Any:
 def in_float64(batch: Any) -> Any:
     """Copy a batch with all its floats in float64."""
 
-    def widen(leaf: Any) -> Any:
+    def widen(leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf.double()
         if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "f":
@@ -129,7 +129,7 @@ def in_float64(batch: Any) -> Any:
     return map_leaves(widen, batch)
 
 
-def _is_cut_whole(value: Any) -> bool:
+def _is_cut_whole(value: object) -> bool:
     """Tell whether a container is cut by its own rules, not part by part."""
     return is_pyg_data(value) or isinstance(value, PackedSequence)
 
@@ -144,7 +144,7 @@ def _has_one_value_per_sample(value: Any, total: int) -> bool:
     )
 
 
-def _is_container(value: Any) -> bool:
+def _is_container(value: object) -> bool:
     return isinstance(value, (Mapping, tuple, list)) or is_pyg_data(value)
 
 
@@ -202,7 +202,7 @@ def _count_tokens(batch: Any) -> float:
 def _containers_with_names(batch: Any) -> Iterator[Mapping[str, Any]]:
     """Go through the mappings and named tuples, such as ``Padded``, of a batch."""
 
-    def has_names(value: Any) -> bool:
+    def has_names(value: object) -> bool:
         return isinstance(value, Mapping) or is_named_tuple(value)
 
     for leaf in flatten(batch, has_names):

@@ -254,7 +254,7 @@ def _is_container(kind: type) -> bool:
     return any(kind.__len__ is base.__len__ for base in CONTAINERS)
 
 
-def memory_of(item: Any) -> Memory:
+def memory_of(item: object) -> Memory:
     """Tell in which memory an object has its values.
 
     Args:
@@ -268,7 +268,7 @@ def memory_of(item: Any) -> Memory:
     return "host" if describe(item).look.device == "cpu" else "device"
 
 
-def size_of(item: Any) -> int:
+def size_of(item: object) -> int:
     """Weigh one object without what it refers to.
 
     Args:

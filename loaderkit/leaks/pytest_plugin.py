@@ -130,7 +130,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
     item.obj = repeated
 
 
-def _refuse_async(function: Any) -> None:
+def _refuse_async(function: object) -> None:
     if inspect.iscoroutinefunction(function):
         name = function.__name__
         parameters = list(inspect.signature(function).parameters)

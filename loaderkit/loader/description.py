@@ -291,7 +291,7 @@ def sizes_of(dataset: object, name: str) -> Ints:
     return numbers
 
 
-def _sizes_in_table(table: Any, name: str) -> ArrayLike | None:
+def _sizes_in_table(table: object, name: str) -> ArrayLike | None:
     """Look up sizes in a table, or an object with attributes; None if not there."""
     if hasattr(table, "get"):
         sizes: ArrayLike | None = table.get(name)

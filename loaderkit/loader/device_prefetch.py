@@ -202,7 +202,7 @@ def move(
     return map_leaves(move_leaf, batch)
 
 
-def _is_dense(leaf: Any) -> bool:
+def _is_dense(leaf: object) -> bool:
     """Tell whether torch page-locks a leaf as one piece of memory."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
         return False

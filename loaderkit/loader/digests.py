@@ -45,7 +45,7 @@ def digest_of_plain(value: object) -> str | None:
     return hashed.hexdigest() if _hash_nest(hashed, value, depth=0) else None
 
 
-def _hash_nest(hashed: xxhash.xxh3_64, value: Any, depth: int) -> bool:
+def _hash_nest(hashed: xxhash.xxh3_64, value: object, depth: int) -> bool:
     """Hash a nest; return False if something else is in it."""
     if type(value) is list:  # asked first, since there may be 10^5 lists of rows
         return depth < _DEEPEST and _hash_values(hashed, value, depth)

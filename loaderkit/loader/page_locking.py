@@ -48,7 +48,7 @@ def page_lock_batch(batch: Any, *, must_lock: bool = False) -> Any:
             ``pin_memory`` failed.
     """
 
-    def lock_leaf(leaf: Any) -> Any:
+    def lock_leaf(leaf: object) -> Any:
         try:
             return pin_memory(leaf)  # type: ignore[no-untyped-call]
         except (RuntimeError, TypeError) as error:

@@ -375,7 +375,7 @@ class _RowsHash:
         self._digest = hashlib.blake2b(digest_size=8)
         self._rows: list[Any] = []
 
-    def add(self, item: Any) -> None:
+    def add(self, item: object) -> None:
         """Add a row, or a batch of rows."""
         self._rows.append(item)
         # A batch is hashed at once, since whoever gets the list may change it.

@@ -383,7 +383,7 @@ class _TensorlessPickler(ForkingPickler):
         return number
 
 
-def _is_plain_run_of_bytes(obj: Any) -> bool:
+def _is_plain_run_of_bytes(obj: object) -> bool:
     """Tell whether an object is a tensor that its bytes alone make again."""
     if type(obj) is not torch.Tensor or obj.layout is not torch.strided:
         return False
@@ -392,7 +392,7 @@ def _is_plain_run_of_bytes(obj: Any) -> bool:
     return not (obj.is_quantized or obj.is_nested)
 
 
-def named_in_pickle(nest: Any) -> list[type | FunctionType]:
+def named_in_pickle(nest: object) -> list[type | FunctionType]:
     """Pickle a nest without copying or sharing its tensors, and forget it.
 
     torch's own pickling for other processes moves every tensor to shared memory.
@@ -436,7 +436,7 @@ class _NotingPickler(_TensorlessPickler):
         super().__init__(file, tensors)
         self.named: list[type | FunctionType] = []
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, type | FunctionType):
             self.named.append(obj)
         return NotImplemented  # pickled as ever

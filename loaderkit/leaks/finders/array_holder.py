@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderkit.memory.holders import holders_of, label_of
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from loaderkit.memory.holder import Holder
 
 
-def holder_of_array(array: Any, heap: Heap) -> Holder:
+def holder_of_array(array: object, heap: Heap) -> Holder:
     """Find who holds an array, also where a dictionary of arrays does.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -108,7 +108,7 @@ def _shares_since(census: Census, size_now: int, evidence: HeapEvidence) -> list
     ]
 
 
-def _growth_of(item: Any, evidence: HeapEvidence, bytes_per_epoch: int) -> Growth:
+def _growth_of(item: object, evidence: HeapEvidence, bytes_per_epoch: int) -> Growth:
     """Say what gets longer, and who holds it."""
     words = type(item).__name__
     if is_a(item, np.ndarray) or is_a(item, torch.Tensor):

@@ -72,7 +72,7 @@ _SHORT_TUPLE = 10
 """Characters and items up to which it is a metric or a key.  Both chosen."""
 
 
-def newest_of(container: Any) -> list[Any]:
+def newest_of(container: object) -> list[Any]:
     """Pick the items that came last.
 
     Args:
@@ -86,7 +86,7 @@ def newest_of(container: Any) -> list[Any]:
     return []
 
 
-def last_items(container: Any, most: int) -> list[Any]:
+def last_items(container: object, most: int) -> list[Any]:
     """Pick items from the end.
 
     Args:
@@ -101,7 +101,9 @@ def last_items(container: Any, most: int) -> list[Any]:
     return []
 
 
-def weigh_item(container: Any, newest: list[Any], older_ids: AbstractSet[int]) -> int:
+def weigh_item(
+    container: object, newest: list[Any], older_ids: AbstractSet[int]
+) -> int:
     """Weigh an item of a container by those that came last.
 
     Args:
@@ -120,7 +122,7 @@ def weigh_item(container: Any, newest: list[Any], older_ids: AbstractSet[int]) -
     )
 
 
-def with_keys(container: Any, newest: list[Any]) -> list[Any]:
+def with_keys(container: object, newest: list[Any]) -> list[Any]:
     """Give what a container would let go of: of a dict keys, too.
 
     Args:

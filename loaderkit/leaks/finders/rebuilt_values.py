@@ -124,7 +124,7 @@ def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
     return _Rebuilt(value, items)
 
 
-def _measure_contents(value: Any, most_objects: int, most_bytes: float) -> _Contents:
+def _measure_contents(value: object, most_objects: int, most_bytes: float) -> _Contents:
     """Weigh a value with all that its containers hold."""
     objects: list[Any] = [value]
     seen_ids = {id(value)}
@@ -157,7 +157,7 @@ def _is_kept(item: object) -> bool:
     return not is_a(item, (int, float, complex, type(None)))
 
 
-def _parts_of(value: Any) -> Sequence[Any] | None:
+def _parts_of(value: object) -> Sequence[Any] | None:
     """Give what a container holds; None of what is none."""
     if type(value) is dict:
         return [*value, *value.values()]
@@ -240,7 +240,7 @@ def _may_have_grown(value: Any) -> bool:
     return _is_heavy(first) or _is_heavy(last)
 
 
-def _is_link(value: Any) -> bool:
+def _is_link(value: object) -> bool:
     """Whether a value holds another one that may lead on."""
     return any(
         is_a(part, (*_VALUES, *_NESTED)) or _is_record(type(part))

@@ -84,7 +84,7 @@ def _other_containers(evidence: HeapEvidence, epochs: int) -> list[Any]:
     return [containers[index] for index in chosen[:MOST_WEIGHED]]
 
 
-def _bytes_in(container: Any, evidence: HeapEvidence) -> int:
+def _bytes_in(container: object, evidence: HeapEvidence) -> int:
     """Weigh a container by its newest items."""
     newest = newest_of(container)
     return weigh_item(container, newest, evidence.older_ids) * item_count(container)
