@@ -143,7 +143,8 @@ class PaddedValues(Protocol):
     mask: torch.Tensor
     """True where ``values`` holds a sample's row ``[B, L]``."""
 
-    def _replace(self, *, values: torch.Tensor, mask: torch.Tensor) -> Any: ...
+    def pad_to(self, length: int) -> Any:
+        """Fill each sample up further, to so many rows."""
 
 
 def innermost(dataset: object) -> Any:

@@ -38,11 +38,15 @@ from loaderkit.datasets.columns import (
     stores_of,
 )
 from loaderkit.datasets.compositions import ReadBehind
-from loaderkit.datasets.dict_batches import RAGGED
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
-from loaderkit.datasets.ragged import PadValue, check_pad_value, fill_padding
+from loaderkit.datasets.ragged import (
+    PadValue,
+    check_pad_value,
+    fill_padding,
+    layout_names,
+)
 from loaderkit.datasets.rows import is_one, many_rows, one_row
 from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection
@@ -159,7 +163,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         mirror_bytes: int | str | None = None,
     ) -> None:
         check_checksums(checksums)
-        check_choice("ragged", ragged, tuple(RAGGED))
+        check_choice("ragged", ragged, layout_names())
         _check_packing(packing)
         _check_raw(type(self).__name__, raw)
         self.raw = None if raw is None else Path(raw)

@@ -19,7 +19,7 @@ from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
 from loaderkit.datasets.freshness import check_fresh
 from loaderkit.datasets.key_texts import key_in_code
 from loaderkit.datasets.opened import OpenedCache
-from loaderkit.datasets.packing import Packed, has_cache, pack_source
+from loaderkit.datasets.packing import PackOutcome, has_cache, pack_source
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.sources import KeyedSource, ask_for_keys, refuse_empty
 from loaderkit.errors import DatasetError, MissingMethodError
@@ -242,7 +242,7 @@ class CachedSamples(Generic[T]):
         fix = "def keys(self): return range(100), and def load(self, key): return ..."
         raise DatasetError(message, why=why, fix=fix)
 
-    def _pack_samples(self) -> Packed:
+    def _pack_samples(self) -> PackOutcome:
         source = KeyedSource(self)
         refuse_empty(source, self)
         return pack_source(source, self._cache_location, self.packing)

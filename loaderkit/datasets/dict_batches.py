@@ -35,12 +35,11 @@ from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
 from loaderkit.datasets.plain_columns import PlainColumn
 from loaderkit.datasets.ragged import (
-    Packed,
+    END_TO_END,
     Padded,
-    concatenate,
     error_of_shapes,
+    join_ragged,
     mask_of,
-    pad,
 )
 from loaderkit.datasets.ragged_fields import Joining, as_tensor, column_shapes
 from loaderkit.datasets.structure import Leaf, Nest
@@ -60,14 +59,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
     JoiningOf: TypeAlias = Callable[[Path, Sequence[Any]], Joining | None]
-
-END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "packed": Packed,
-    "jagged": torch.nested.nested_tensor_from_jagged,
-}
-"""Makes a batch of values that lie end to end, and of where each sample begins."""
-RAGGED = ("padded", *END_TO_END)
-
 
 _ALIGNMENT_NUMBERS = 17
 """Room to align a field's two tensors, 64 bytes each, and one number more of the
@@ -226,7 +217,7 @@ def collate_samples(
         are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
         if are_alike and not (tensors[0].dim() and joining is Joining.RAGGED):
             return default_collate(tensors)
-        return _join_ragged(tensors, ragged)
+        return join_ragged(tensors, ragged)
     if isinstance(first, Mapping):
         batches = {
             key: collate_samples(
@@ -269,17 +260,10 @@ def stack_equal(values: Sequence[Any], field: str, ragged: str) -> Any:
     if all(0 in tensor.shape[1:] for tensor in tensors):
         # Which axes differ is not known of values without numbers, such as [3, 0] and
         # [5, 0]: a cache keeps the shape of each, as of those that do.
-        return _join_ragged(tensors, ragged)
+        return join_ragged(tensors, ragged)
     if any(tensor.shape != tensors[0].shape for tensor in tensors):
         raise error_of_shapes(field, [tensor.shape for tensor in tensors])
     return default_collate(tensors)
-
-
-def _join_ragged(tensors: Sequence[torch.Tensor], ragged: str) -> Any:
-    """Join tensors whose first axes may differ, and nothing else."""
-    if ragged == "padded":
-        return pad(tensors)
-    return END_TO_END[ragged](*concatenate(tensors))
 
 
 def _columns_of_many_shapes(store: Store, node: Node) -> frozenset[str]:

@@ -15,7 +15,7 @@ from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.fingerprint import fingerprint_value
 from loaderkit.datasets.pack_options import PackOptions
-from loaderkit.datasets.packing import Packed, pack_source
+from loaderkit.datasets.packing import PackOutcome, pack_source
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 
@@ -122,7 +122,7 @@ class _MappedSamples(BaseDataset[Any]):
             k: v for k, v in fields.items() if k in returned or k not in self.removed
         }
 
-    def _pack_samples(self) -> Packed:
+    def _pack_samples(self) -> PackOutcome:
         return pack_source(_KeyedLikeSource(self), self._cache_location, self.packing)
 
     def open_or_pack(self) -> MappedCache:

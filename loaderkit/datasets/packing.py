@@ -89,7 +89,7 @@ def has_cache(location: CacheLocation) -> bool:
     return exists(location / MANIFEST)
 
 
-class Packed(NamedTuple):
+class PackOutcome(NamedTuple):
     """What came of packing a source."""
 
     classes: tuple[type, ...]
@@ -100,7 +100,7 @@ class Packed(NamedTuple):
 
 def pack_source(
     source: Source | StreamSource, location: CacheLocation, options: PackOptions
-) -> Packed:
+) -> PackOutcome:
     """Pack a source unless another process does so first.
 
     Args:
@@ -126,7 +126,7 @@ def _pack_to_store(
     remote: RemoteCache,
     options: PackOptions,
     interrupts: Interrupts,
-) -> Packed:
+) -> PackOutcome:
     """Pack into a folder on local disk, and copy that to the store when it is whole."""
     storage, staging = remote.storage, _staging_of(remote)
     lock = staging.with_suffix(".lock")
@@ -140,7 +140,7 @@ def _pack_to_store(
             if options.overwrite:
                 raise
             job = _job_of(source, staging, options)
-            return Packed(_classes_read_here(job), is_ours=False)
+            return PackOutcome(_classes_read_here(job), is_ours=False)
         # What lies there whole was never pushed, and may be of other samples.
         options_here = replace(options, overwrite=True)
         packed = _pack_to_folder(source, staging, options_here, interrupts)
@@ -209,7 +209,7 @@ def _pack_to_folder(
     path: Path,
     options: PackOptions,
     interrupts: Interrupts,
-) -> Packed:
+) -> PackOutcome:
     options = _with_possible_workers(source, path, options)
     stack = contextlib.ExitStack()
     try:
@@ -243,13 +243,13 @@ def _pack_within(
     path: Path,
     options: PackOptions,
     interrupts: Interrupts,
-) -> Packed:
+) -> PackOutcome:
     """Pack into a folder; the stack is given what is to be closed behind it."""
     fingerprint = source.fingerprint().to_json()
     job = _job_of(source, path, options)
     build = stack.enter_context(open_build(path, overwrite=options.overwrite))
     if build is None:
-        return Packed(_classes_read_here(job), is_ours=False)
+        return PackOutcome(_classes_read_here(job), is_ours=False)
     stack.callback(job.clear)
     writer = ShardWriter(path, options.compression)
     common = CommonPart(job, writer, source.state())
@@ -281,7 +281,7 @@ def _pack_within(
         made_with=library_versions(),
         sources=run.list_sources(),
     )
-    return Packed(loaded_classes(run.structure), is_ours=True)
+    return PackOutcome(loaded_classes(run.structure), is_ours=True)
 
 
 def _with_possible_workers(

@@ -239,6 +239,18 @@ class Padded(NamedTuple):
         pairs = zip(self.values, self.lengths.tolist(), strict=True)
         return [row[:length] for row, length in pairs]
 
+    def pad_to(self, length: int) -> Padded:
+        """Fill each sample up further, with zeros.
+
+        Args:
+            length: Rows of each sample, no fewer than there are.
+        """
+        samples, longest, *trailing = self.values.shape
+        zeros = self.values.new_zeros(samples, length - longest, *trailing)
+        no_rows = self.mask.new_zeros(samples, length - longest)
+        values = torch.cat([self.values, zeros], dim=1)
+        return Padded(values, self.lengths, torch.cat([self.mask, no_rows], dim=1))
+
 
 @answer_wrong_names("values")
 @_refuses_arithmetic
@@ -266,6 +278,41 @@ class Packed(NamedTuple):
         """Give the samples back, as views ``[offsets[i + 1] - offsets[i], *rest]``."""
         lengths = (self.offsets[1:] - self.offsets[:-1]).tolist()
         return list(torch.split(self.values, lengths))
+
+
+END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "packed": Packed,
+    "jagged": torch.nested.nested_tensor_from_jagged,
+}
+"""Ways to hold samples of different lengths beside ``padded``, whose values are copied
+straight to where they go.  Each makes a batch of values that lie end to end, and of
+where each sample begins, and the last ends.
+
+A new one is a row here, and its class above; of ``PADDED`` too if it has places to
+fill."""
+PADDED: dict[str, type] = {"padded": Padded}
+"""Those that have places to fill: with ``values``, ``lengths``, ``mask`` and ``pad_to``
+as ``Padded`` has them, wherever in a row a sample stands."""
+
+
+def layout_names() -> tuple[str, ...]:
+    """Name the ways to hold samples of different lengths, the usual one first."""
+    return ("padded", *END_TO_END)
+
+
+def join_ragged(tensors: Sequence[torch.Tensor], ragged: str) -> Any:
+    """Join tensors whose first axes may differ, and nothing else.
+
+    Args:
+        tensors: At least one, each ``[n_i, *rest]``.
+        ragged: One of ``layout_names``.
+
+    Raises:
+        DatasetError: They differ in dtype, or in more than their first axis.
+    """
+    if ragged == "padded":
+        return pad(tensors)
+    return END_TO_END[ragged](*concatenate(tensors))
 
 
 def _shapes_of(batch: Padded | Packed) -> str:
@@ -349,7 +396,7 @@ def check_pad_value(pad_value: PadValue, ragged: str) -> PadValue:
         message = f"pad_value must be a number, or numbers by field, got {pad_value!r}."
         why = "it is written behind the end of shorter samples"
         raise OptionError(message, why=why, fix='pad_value={"labels": -100}')
-    if ragged != "padded" and (names or pad_value != 0):
+    if ragged not in PADDED and (names or pad_value != 0):
         message = f"pad_value={pad_value!r} was given beside ragged={ragged!r}."
         why = "only padded batches have places to fill"
         raise OptionError(message, why=why, fix='ragged="padded"')
@@ -390,10 +437,10 @@ def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> frozens
     >>> one.values[0], other.values[0]
     (tensor([1, 0]), tensor([   1, -100]))
     """
-    if isinstance(batch, Padded):
+    if isinstance(batch, tuple(PADDED.values())):
         number = padding_of(path, pad_value)
         if number is not None:
-            _fill_behind_ends(batch, number, _path_text(path))
+            _fill_outside_samples(cast("Padded", batch), number, _path_text(path))
         return frozenset()
     names: set[str] = set()
     for key, part in _parts_with_keys(batch):
@@ -451,13 +498,13 @@ def _parts_with_keys(batch: object) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(batch)
 
 
-def _fill_behind_ends(padded: Padded, number: Number, name: str) -> None:
+def _fill_outside_samples(padded: Padded, number: Number, name: str) -> None:
     values, mask = padded.values, padded.mask
     value = _as_dtype(number, values.dtype, name)
     bits = _SIGNED.get(values.dtype, values.dtype)
     axes_behind = (1,) * (values.dim() - mask.dim())
-    behind_end = ~mask.reshape(*mask.shape, *axes_behind)
-    values.view(bits).masked_fill_(behind_end, value.view(bits))
+    is_outside = ~mask.reshape(*mask.shape, *axes_behind)
+    values.view(bits).masked_fill_(is_outside, value.view(bits))
 
 
 def _as_dtype(number: Number, dtype: torch.dtype, name: str) -> torch.Tensor:

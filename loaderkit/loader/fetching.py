@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
-import torch
 from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
 from loaderkit.composed_joining import fill_padding
@@ -423,11 +422,10 @@ def _is_padded(value: object) -> bool:
 
 
 def _pad_field(field: PaddedValues, length: int) -> Any:
-    samples, longest, *trailing = field.values.shape
-    missing = length - longest
-    if missing == 0:
+    longest = field.values.shape[1]
+    if longest == length:
         return field
-    if missing < 0:
+    if longest > length:
         message = (
             f"A padded batch has {count_of(longest, 'rows')}, its bucket {length:,}."
         )
@@ -435,12 +433,7 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
         why += "longer; batches would have other shapes than those of the buckets"
         fix = "do that in load() or before pack(), or drop bucket_by"
         raise LoaderError(message, why=why, fix=fix)
-    padding = field.values.new_zeros(samples, missing, *trailing)
-    no_rows = field.mask.new_zeros(samples, missing)
-    return field._replace(
-        values=torch.cat([field.values, padding], dim=1),
-        mask=torch.cat([field.mask, no_rows], dim=1),
-    )
+    return field.pad_to(length)
 
 
 class Sending:

@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 import random
-import re
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,8 @@ from torch_geometric.data import Data
 import loaderkit
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.ragged import (
+    END_TO_END,
+    PADDED,
     Packed,
     Padded,
     concatenate,
@@ -157,6 +159,59 @@ def test_padding_equals_that_of_torch(words, transform):
     assert_same(batch["labels"].to_list()[1], samples[1])
 
 
+class LeftPadded(NamedTuple):
+    """Each sample at the end of its row, as decoders want prompts."""
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+    mask: torch.Tensor
+
+    @classmethod
+    def of_runs(cls, values, offsets):
+        lengths = offsets.diff()
+        longest = int(lengths.max())
+        mask = torch.arange(longest) >= longest - lengths[:, None]
+        padded = values.new_zeros(len(lengths), longest, *values.shape[1:])
+        padded[mask] = values
+        return cls(padded, lengths, mask)
+
+    def to_list(self):
+        rows = zip(self.values, self.lengths, strict=True)
+        return [row[len(row) - length :] for row, length in rows]
+
+    def pad_to(self, length):
+        missing = length - self.values.shape[1]
+        values = torch.nn.functional.pad(self.values, (missing, 0))
+        mask = torch.nn.functional.pad(self.mask, (missing, 0))
+        return LeftPadded(values, self.lengths, mask)
+
+
+def test_a_layout_that_is_added_by_its_rows_is_padded_filled_and_lengthened(
+    words, monkeypatch
+):
+    monkeypatch.setitem(END_TO_END, "left", LeftPadded.of_runs)
+    monkeypatch.setitem(PADDED, "left", LeftPadded)
+
+    dataset = loaderkit.open_cache(words, ragged="left", pad_value={"labels": -100})
+    loader = loaderkit.build_loader(
+        dataset, batch_size=2, bucket_by="tokens", buckets=1, num_workers=0
+    )
+    samples = [dataset[row] for row in range(len(dataset))]
+    longest = max(
+        len(sample[name]) for sample in samples for name in ("labels", "tokens")
+    )
+    batches = [batch["labels"] for batch in loader]
+
+    joined = [sample.tolist() for batch in batches for sample in batch.to_list()]
+    assert sorted(joined) == sorted(sample["labels"].tolist() for sample in samples)
+    assert {batch.values.shape[1] for batch in batches} == {longest}
+    assert all((batch.values[~batch.mask] == -100).all() for batch in batches)
+    in_memory = dataset.collate(samples)["labels"]
+    assert_same(in_memory.to_list(), [sample["labels"] for sample in samples])
+    with pytest.raises(OptionError, match="'left'"):
+        loaderkit.open_cache(words, ragged="lift")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_padding_up_to_a_bucket_is_filled_too(words, workers):
     dataset = loaderkit.open_cache(words, pad_value={"labels": -100})
@@ -240,8 +295,8 @@ def test_every_padded_field_can_be_named_by_the_path_that_is_shown(tmp_path, see
         fill_nest(nest, lambda n=n: torch.ones(n, dtype=torch.long)) for n in (1, 3)
     ]
     loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
-    shown = loaderkit.open_cache(tmp_path / "a.lk")._repr_html_()
-    paths = re.findall(r"<td>([^<]*)</td>\s*<td>tensor", shown)
+    fields = loaderkit.inspect_cache(tmp_path / "a.lk").fields
+    paths = [field.name for field in fields if field.kind == "tensor"]
     numbers = {path: -number for number, path in enumerate(paths, start=1)}
 
     padded = loaderkit.open_cache(tmp_path / "a.lk", pad_value=numbers)
