@@ -6,7 +6,7 @@ from drawn_habits import OPTIMIZERS, draw_habit_step
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
-from loaderkit.budget.step.assumed_scalars import AssumedScalars
+from loaderkit.budget.step.assumed_scalars import Assumed, AssumedScalars
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
@@ -56,11 +56,144 @@ def test_a_loop_that_waits_for_a_value_ends(name):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_no_reading_is_answered_alike_for_ever(dtype, share):
-    scalars = AssumedScalars(share=share, conditions=bool(share))
+    assumed = Assumed(numbers=(share,), conditions=(bool(share),))
+    scalars = AssumedScalars(assumed)
 
     answers = {scalars.read(dtype) for _ in range(200)}
 
     assert answers == {False, True}
+
+
+class Masked(nn.Module):
+    """Widens its rows only where a float mask, made of integers, has such a number."""
+
+    def __init__(self, asks, width):
+        super().__init__()
+        self.inner, self.asks, self.width = nn.Linear(64, 64), asks, width
+
+    def forward(self, x, attended):
+        mask = (1.0 - attended[:, None, :].expand(-1, self.width, -1).float()) * -1e4
+        row = mask[:, 0, :]
+        row[:, 0] = 0.0
+        h = self.inner(x)
+        if self.asks(row):
+            h = torch.cat([h] * 4, dim=1)
+        return h.mean()
+
+
+@pytest.mark.parametrize("width", [1, 64, 1024])
+@pytest.mark.parametrize(
+    ("asks", "padded"),
+    [
+        (lambda row: (row > 0).any().item(), True),
+        (lambda row: (row < 0).flatten().any(), True),
+        (lambda row: (row < 0).flatten().any(), False),
+        (lambda row: row.min().item() < -1.0, True),
+    ],
+)
+def test_a_mask_of_floats_made_of_integers_is_read_as_it_is(asks, padded, width):
+    """Whatever it takes: 1 KiB to 2 MiB here, so that large ones are fake tensors."""
+    attended = torch.ones(4, 128, dtype=torch.int64)
+    attended[0, 64:] = not padded
+    batch = (torch.randn(16_384, 64), attended)
+    model = Masked(asks, width)
+
+    estimated = estimate(model, batch, Step(optimizer=None))
+
+    truth = max(measure_step(model, batch, Step(optimizer=None)).values())
+    assert estimated.low <= truth <= estimated.high
+    assert estimated.peak == pytest.approx(truth, rel=0.005)
+
+
+class Reading(nn.Module):
+    """Computes with what it reads of its own outputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.inner, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x):
+        return self.function(self.inner(x))
+
+
+def widened(rows):
+    return rows.repeat(1, 4).mean()
+
+
+COUNTS = {
+    "of a mask": lambda h: (h[:, 0] > 0).sum(),
+    "of a mask of floats": lambda h: (h[:, 0] > 0).float().sum().item(),
+    "of a mask, rounded": lambda h: torch.ceil((h[:, 0] > 0).float().sum()).int(),
+    "that are not 0": lambda h: torch.count_nonzero(h[:, 0] > 0),
+    "along an axis": lambda h: torch.count_nonzero(h > 0, dim=0).max(),
+    "from a share": lambda h: round((h[:, 0] > 0).float().mean().item() * len(h)),
+    "summed up": lambda h: (h[:, 0] > 0).cumsum(0)[-1],
+    "of the largest": lambda h: h[:, 0].argmax(),
+    "of the first in order": lambda h: h[:, 0].argsort()[5],
+    "of one of the best": lambda h: h[:, 0].topk(4).indices.max(),
+    "in a table": lambda h: torch.bucketize(h[0, 0], torch.arange(0.0, 50_000.0)),
+    "that is drawn": lambda h: torch.multinomial(h[:, 0].abs(), 1)[0],
+}
+BRANCHES = {
+    "a maximum": lambda h: h.max().item() > 0.5,
+    "a minimum": lambda h: h.min().item() < -0.5,
+    "far off": lambda h: h.abs().max().item() > 1000,
+    "between two": lambda h: -0.5 < h.mean().item() < 0.5,
+    "of both signs": lambda h: h.max().item() > 0 and h.min().item() < 0,
+    "of two": lambda h: h.max().item() > h.mean().item(),
+    "their ratio": lambda h: h.max().item() / h.min().item() < 0,
+    "one of two": lambda h: (h > 9).any() or (h > 0).any(),
+    "one and not the other": lambda h: (h > 0).any() and not torch.isnan(h).any(),
+    "a count": lambda h: (h > 0).sum() > 5,
+    "equal": lambda h: torch.equal(h, h * 2),
+    "close": lambda h: torch.allclose(h, h * 2),
+    "as a list": lambda h: h[0].tolist()[0] > 0,
+}
+
+
+def by_experts(h):
+    experts = h[:, :4].argmax(1)
+    counts = torch.bincount(experts, minlength=4).tolist()
+    rows, parts, begin = h[experts.argsort()], [], 0
+    for count in counts:
+        parts.append(rows[begin : begin + count].relu() * 2)
+        begin += count
+    return torch.cat(parts).mean()
+
+
+def halves(h):
+    count = (h[:, 0] > 0).sum().item()
+    return sum(widened(part) for part in h.split([count, len(h) - count]))
+
+
+READINGS = {
+    **{
+        f"rows, {name}": lambda h, count=count: widened(h[: int(count(h))])
+        for name, count in COUNTS.items()
+    },
+    **{
+        f"if {name}": lambda h, holds=holds: widened(h) if holds(h) else h.mean()
+        for name, holds in BRANCHES.items()
+    },
+    "split by experts": by_experts,
+    "split by a count": halves,
+    "distinct ones": lambda h: widened(
+        h[: len(torch.unique(h[:, 0].mul(1000).long()))]
+    ),
+}
+
+
+@pytest.mark.many_cases
+@pytest.mark.parametrize("name", READINGS)
+def test_a_step_that_reads_unknown_values_is_in_the_interval(name):
+    """The rows take more than what is computed for real, so that nothing is known."""
+    model, batch = Reading(READINGS[name]), torch.randn(60_000, 64)
+
+    estimated = estimate(model, batch, Step(optimizer=None))
+
+    truth = max(measure_step(model, batch, Step(optimizer=None)).values())
+    assert estimated.low <= truth <= estimated.high
+    assert not estimated.exact
 
 
 class WhileSmall(torch.optim.SGD):

@@ -12,6 +12,7 @@ from torch_geometric.nn import GCNConv, HeteroConv, SAGEConv
 
 from loaderkit import estimate_step
 from loaderkit.budget.step import allocator
+from loaderkit.budget.step.assumed_scalars import Assumed
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
 from loaderkit.budget.step.measure import measure_step
@@ -273,7 +274,9 @@ def test_what_cannot_be_known_is_an_interval():
     estimated = estimate_step(model, batch, target="cuda")
 
     nothing, everything = (
-        summarise(track_step(model, batch, step, chosen=share), step).peak
+        summarise(
+            track_step(model, batch, step, assumed=Assumed(share=share)), step
+        ).peak
         for share in (0.0, 1.0)
     )
     assert estimated.low <= nothing < everything <= estimated.high

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from loaderkit import estimate_step
 from loaderkit.budget.step import accumulation, formulas, kernels, tracker
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.assumed_scalars import Assumed
 from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate, summarise
@@ -261,7 +262,9 @@ def test_what_parameters_choose_may_change():
 
     estimated = estimate_step(model, batch)
 
-    nothing = summarise(track_step(model, batch, Step(), chosen=0.0), Step())
+    nothing = summarise(
+        track_step(model, batch, Step(), assumed=Assumed(share=0.0)), Step()
+    )
     everything = summarise(track_step(model, batch, Step()), Step())
     assert estimated.low <= nothing.peak < estimated.peak
     assert estimated.peak < everything.peak <= estimated.high

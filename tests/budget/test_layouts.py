@@ -112,3 +112,72 @@ def test_a_step_whose_layout_a_fake_gets_wrong_is_estimated(chain):
 
     truth = max(measure_step(model, batch, Step()).values())
     assert estimated.peak == pytest.approx(truth, rel=0.001)
+
+
+VIEWS = {
+    "an image of tokens": lambda x: x.transpose(1, 2).view(len(x), -1, 1, x.size(1)),
+    "one more axis": lambda x: x.transpose(0, 1).unflatten(-1, (-1, 1)),
+    "the first axes joined": lambda x: x.transpose(1, 2).reshape(-1, x.size(1)),
+    "the last axes joined": lambda x: x.permute(2, 0, 1).flatten(1),
+    "as rows of one": lambda x: x.reshape(1, -1, 1),
+}
+
+
+def strides_of_views(seed, *, corrected):
+    """Strides of views of drawn tensors with short axes, of fakes and for real."""
+    r = random.Random(seed)
+    pairs = []
+    for view in VIEWS.values():
+        real = torch.rand([r.choice([1, 1, 2, 3]) for _ in range(3)])
+        mode = FakeTensorMode()
+        fake = mode.from_tensor(real)
+        with AsTracked(mode) if corrected else mode:
+            viewed = view(fake)
+        pairs.append((viewed.stride(), view(real).stride()))
+    return pairs
+
+
+def test_views_of_short_axes_have_the_kernels_strides():
+    pairs = [pair for s in range(40) for pair in strides_of_views(s, corrected=True)]
+
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+
+
+def test_views_of_fakes_alone_are_found_out():
+    pairs = [pair for s in range(40) for pair in strides_of_views(s, corrected=False)]
+
+    assert [pair for pair in pairs if pair[0] != pair[1]]
+
+
+class TokensAsImage(nn.Module):
+    """Mixes tokens by a convolution, as SegFormer and its like do."""
+
+    def __init__(self, kernel, groups, stride):
+        super().__init__()
+        self.widen = nn.Linear(32, 64)
+        padding = kernel // 2 if stride == 1 else 0
+        self.mix = nn.Conv2d(64, 64, kernel, stride, padding, groups=groups)
+
+    def forward(self, tokens):
+        samples, count, _ = tokens.shape
+        side = int(count**0.5)
+        image = self.widen(tokens).transpose(1, 2).view(samples, -1, side, side)
+        return self.mix(image).flatten(2).transpose(1, 2).mean()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "groups", "stride"),
+    [(3, 64, 1), (3, 1, 1), (1, 1, 1), (4, 1, 4), (3, 4, 1)],
+)
+def test_tokens_seen_as_an_image_are_estimated(samples, kernel, groups, stride):
+    model, tokens = TokensAsImage(kernel, groups, stride), torch.randn(samples, 256, 32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        estimated = estimate(model, tokens, Step(optimizer=None))
+        truth = max(measure_step(model, tokens, Step(optimizer=None)).values())
+    finally:
+        torch.set_num_threads(before)
+
+    assert estimated.peak == pytest.approx(truth, rel=0.001)

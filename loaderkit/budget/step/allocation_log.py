@@ -84,6 +84,10 @@ class Log:
     """What a kernel held inside, right after the event at this position."""
     corrections: dict[int, Bounds] = field(default_factory=dict)
     """What a storage takes more (or less) than its event says, by its number."""
+    assumed_numbers: int = 0
+    """Floats of unknown value that the step read, which are no counts."""
+    assumed_conditions: int = 0
+    """Conditions of unknown value that it read."""
     sparse_bytes: int = 0
     """Sparse tensors whose elements are not followed, as they are read and made."""
     has_unknown_sparse_calls: bool = False

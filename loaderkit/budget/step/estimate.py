@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.step.allocator import reserved_peak
+from loaderkit.budget.step.assumed_scalars import Assumed
 from loaderkit.budget.step.extrapolate import (
     REAL_BYTES,
     Points,
@@ -288,7 +290,7 @@ def _estimate_by_tracking(
     except StepError:
         raise
     except Exception:  # noqa: BLE001 -- such as tolist() of a fake tensor
-        log = track_step(model, batch, step, with_values=True, begun=begun)
+        log = _track_with_values_or_few(model, batch, step, begun)
     else:
         step_estimate = summarise(log, step)
         if _can_be_measured_instead(log, step_estimate):
@@ -302,7 +304,7 @@ def _estimate_by_tracking(
     if _can_be_measured_instead(log, step_estimate):
         return _measure_sparse(model, batch, step, step_estimate)
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
-        other_ends += _track_with_one_chosen(model, batch, step)
+        other_ends += _track_other_ends(model, batch, step, log)
         others = [summarise(other, step) for other in other_ends]
         if has_assumption(log, (ALL_CHOSEN, SCALAR)):
             # Some values are known of neither branch: the estimate is the upper end.
@@ -362,15 +364,56 @@ def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | 
         return None
 
 
-def _track_with_one_chosen(model: torch.nn.Module, batch: Any, step: Step) -> list[Log]:
-    """Track with masks that choose nothing but one element, and the other branches."""
+def _track_with_values_or_few(
+    model: torch.nn.Module, batch: Any, step: Step, begun: list[Log]
+) -> Log:
+    """Track a step that does not run with all that may be chosen.
+
+    Raises:
+        Exception: It does not run with its values either, nor where counts are 1.
+    """
+    try:
+        return track_step(model, batch, step, with_values=True, begun=begun)
+    except Exception:  # noqa: BLE001 -- such as a split by counts that do not add up
+        few = Assumed(share=0.0)
+        return track_step(
+            model, batch, step, assumed=few, with_values=True, begun=begun
+        )
+
+
+def _track_other_ends(
+    model: torch.nn.Module, batch: Any, step: Step, log: Log
+) -> list[Log]:
+    """Track a step with other answers to what is not known."""
+    logs = []
+    for alternatives in _other_answers(log):
+        for assumed in alternatives:
+            try:
+                logs.append(track_step(model, batch, step, assumed=assumed))
+            except Exception:  # noqa: BLE001 -- a model may need more than one element
+                continue
+            break
+    return logs
+
+
+def _other_answers(log: Log) -> list[list[Assumed]]:
+    """List what else unknown values may be, and what to try where a step refuses it."""
+    least = Assumed(share=0.0, numbers=(0.0,), conditions=(False,))
     # A check of the user's, or of torch's distributions, raises where nothing holds.
-    for conditions in (False, True):
-        try:
-            return [track_step(model, batch, step, chosen=0.0, conditions=conditions)]
-        except Exception:  # noqa: BLE001 -- a model may need more than one element
-            continue
-    return []
+    answers = [[least, replace(least, conditions=(True,))]]
+    if log.assumed_numbers + log.assumed_conditions < sum(log.assumptions.values()):
+        # Rows that are split by counts take least where the parts are alike.
+        answers.append([Assumed(share=0.5)])
+    if log.assumed_conditions > 1:
+        answers += [[Assumed(conditions=(True, False))]]
+        answers += [[Assumed(conditions=(False, True))]]
+    if log.assumed_numbers:
+        answers += [[Assumed(numbers=(-math.inf,))], [Assumed(numbers=(math.inf,))]]
+    if log.assumed_numbers > 1:
+        # The smaller ones for what is computed of two: of infinite ones that is NaN.
+        for pair in ((math.inf, -math.inf), (3.0, -2.0)):
+            answers += [[Assumed(numbers=pair)], [Assumed(numbers=pair[::-1])]]
+    return answers
 
 
 def _widen_interval(

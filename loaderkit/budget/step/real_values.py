@@ -92,8 +92,18 @@ class RealValues:
         fakes = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
         for fake, real in zip(fakes, reals, strict=False):
             if isinstance(fake, FakeTensor) and fake.shape == real.shape:
-                self._values[fake] = Value(real, is_trained)
-                self._count_storage(real)
+                self._name_computed_value(fake, real, trained=is_trained)
+
+    def name_value_if_small(self, fake: Any, real: torch.Tensor) -> None:
+        """Name a value that was computed anyway; keep it if there is room for it."""
+        if self.bytes + real.untyped_storage().nbytes() <= LIMIT_BYTES:
+            self._name_computed_value(fake, real, trained=False)
+
+    def _name_computed_value(
+        self, fake: Any, real: torch.Tensor, *, trained: bool
+    ) -> None:
+        self._values[fake] = Value(real, trained)
+        self._count_storage(real)
 
     def _can_compute(
         self,

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.step.accumulation import references_alone
 from loaderkit.budget.step.allocation_log import Log
+from loaderkit.budget.step.assumed_scalars import MOST, Assumed
 from loaderkit.budget.step.cuda_functions import CudaFunctions
 from loaderkit.budget.step.fake_tensors import (
     attention_of,
@@ -62,8 +63,7 @@ def track_step(
     batch: Any,
     step: Step,
     *,
-    chosen: float = 1.0,
-    conditions: bool = True,
+    assumed: Assumed = MOST,
     with_values: bool = False,
     begun: list[Log] | None = None,
 ) -> Log:
@@ -73,8 +73,7 @@ def track_step(
         model: A module; it is not changed.
         batch: What it is called with; not changed.
         step: How a step is made.
-        chosen: Share of elements that a mask of unknown values is taken to choose.
-        conditions: What a condition of unknown value is taken for.
+        assumed: What masks and scalars of unknown values are taken for.
         with_values: Compute the floats that decide a shape, if they are few.
         begun: Gets each log at its beginning: what is in it remains where a step cannot
             be tracked to its end.
@@ -91,9 +90,7 @@ def track_step(
         if begun is not None:
             begun.append(log)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        tracker = Tracker(
-            fake, log, chosen=chosen, conditions=conditions, values=values
-        )
+        tracker = Tracker(fake, log, assumed=assumed, values=values)
         is_like_later_steps = _track_once(
             model, batch, step, tracker, give_state=give_state
         )

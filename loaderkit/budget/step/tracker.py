@@ -18,8 +18,13 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import RunningNode, node_name, reused_operand
 from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
-from loaderkit.budget.step.assumed_scalars import AssumedScalars
-from loaderkit.budget.step.call_arguments import tensors_in, written_tensors
+from loaderkit.budget.step.assumed_scalars import MOST, Assumed, AssumedScalars
+from loaderkit.budget.step.call_arguments import (
+    arguments_by_name,
+    tensors_in,
+    written_tensors,
+)
+from loaderkit.budget.step.count_bounds import CountBounds
 from loaderkit.budget.step.index_ranges import index_error_of, mask_error_of
 from loaderkit.budget.step.kernel_calls import call_of, operator_name
 from loaderkit.budget.step.layouts import LAYOUTS
@@ -58,6 +63,8 @@ _MAXIMUM_OF_BAG = 2
 """The number of the mode "max" among the arguments of torch's bags."""
 _LIKE_VIEWS = (_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default)
 """Operators that give their operand's storage, and are not called views."""
+_COMPARISONS = (_aten.equal.default, _aten.allclose.default)
+"""Operators that give no tensor but a condition."""
 _VALUES = ("arange", "scalar_tensor", "linspace")
 """Operators that make floats of their arguments alone; they are real, since a shape may
 be computed from them."""
@@ -124,13 +131,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake: FakeTensorMode,
         log: Log,
         *,
-        chosen: float = 1.0,
-        conditions: bool = True,
+        assumed: Assumed = MOST,
         values: RealValues | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fake, self.log, self.chosen, self.values = fake, log, chosen, values
-        self._scalars = AssumedScalars(share=chosen, conditions=conditions)
+        self.fake, self.log, self.values = fake, log, values
+        self._share_chosen = assumed.share
+        self._scalars = AssumedScalars(assumed)
+        self._counts = CountBounds()
         self.sparse = SparseFakes(fake)
         self.live: dict[int, _LiveStorage] = {}
         """By torch's own address of the storage object, which no other one has while it
@@ -507,6 +515,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(real) < len(operands):
             out = self._run_with_fakes(func, types, args, kwargs)
             out = LAYOUTS.corrected(func, args, kwargs, operands, out)
+            self._counts.note(func, args, kwargs, out)
         elif not operands and _makes_fake_floats(func, args, kwargs):
             with self.fake:
                 out = func(*args, **kwargs)
@@ -564,11 +573,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sum(part.nbytes for row in parts for part in row)
 
     def _fake_if_large(self, leaf: object) -> Any:
-        """Fake a real float that is large: its values decide no shape."""
+        """Fake a real float that is large, such as a mask made of integers."""
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
             return leaf
-        large = leaf.untyped_storage().nbytes() > _SMALL_BYTES
-        return self.fake.from_tensor(leaf) if large else leaf
+        if leaf.untyped_storage().nbytes() <= _SMALL_BYTES:
+            return leaf
+        fake = self.fake.from_tensor(leaf)
+        if self.values is not None:
+            self.values.name_value_if_small(fake, leaf)
+        return fake
 
     def _run_with_fakes(
         self, func: OpOverload, types: Sequence[type], args: Args, kwargs: Kwargs
@@ -627,9 +640,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             as_fake = functools.partial(self._as_fake, is_trained=is_trained)
             return tree_map(as_fake, real)
         if is_scalar:
-            self._note_assumption(SCALAR, func)
-            return self._scalars.read(args[0].dtype)
+            return self._assume_scalar(func, args[0].dtype, self._counts.most(args[0]))
+        if func in _COMPARISONS:
+            return self._assume_scalar(func, torch.bool)
         return self._with_share_chosen(func, args, kwargs)
+
+    def _assume_scalar(
+        self, func: OpOverload, dtype: torch.dtype, most: int | None = None
+    ) -> bool | int | float:
+        self._note_assumption(SCALAR, func)
+        self.log.assumed_conditions += dtype == torch.bool
+        self.log.assumed_numbers += dtype.is_floating_point and most is None
+        return self._scalars.read(dtype, most)
 
     def _as_fake(self, leaf: object, *, is_trained: bool) -> Any:
         """Fake a float that was computed for real, and remember its value."""
@@ -664,10 +686,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten._unique2.default:
             self._note_assumption(ALL_CHOSEN, func)
             count = self._chosen_of(args[0].shape)
-            positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
+            named = arguments_by_name(func, args, kwargs)
+            positions = counts = torch.empty(0, dtype=torch.int64)
+            if named["return_inverse"]:
+                positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
+                positions = positions.view(args[0].shape)
+            if named["return_counts"]:
+                counts = torch.ones(count, dtype=torch.int64)
             with self.fake:
                 distinct = args[0].new_empty((count,))
-            return distinct, positions.view(args[0].shape), positions.new_ones(count)
+            return distinct, positions, counts
         with self.fake:
             return func(*args, **kwargs)
 
@@ -699,7 +727,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _chosen_of(self, shape: Any) -> int:
         """Count the assumed share of the elements, one at least."""
         total = int(math.prod(shape))
-        return min(total, max(1, round(self.chosen * total)))
+        return min(total, max(1, round(self._share_chosen * total)))
 
     def _chosen_positions(self, shape: Any) -> torch.Tensor:
         """List the first of the elements; fake where the list is large itself."""
