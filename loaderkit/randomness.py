@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def preserve_random_states() -> Iterator[None]:
     """Restore the random states of torch, numpy and random after the block."""
     states = RandomStates.read()
     try:

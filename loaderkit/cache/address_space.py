@@ -197,7 +197,7 @@ def read_at_random(mapped: NDArray[Any]) -> None:
     _advise_kernel(_address_of(mapped), 1, _last_page(mapped) - 1, mmap.MADV_RANDOM)
 
 
-class ReadAhead:
+class PageReadAhead:
     """Tells the system which rows of a mapped file are going to be read.
 
     It then reads them all at once, where touching them would wait for page after page.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from loaderkit.cache.address_space import ReadAhead, read_at_random
+from loaderkit.cache.address_space import PageReadAhead, read_at_random
 from loaderkit.cache.chunks import ChunkedValues
 from loaderkit.cache.column_parts import (
     ABSENT,
@@ -97,7 +97,7 @@ class ColumnReader:
         self._shard_parts: dict[int, ShardPart] = {}
         self._joined_parts: dict[int, JoinedPart] = {}
         """By the first shard of each: a tuple of all 500 would be hashed each time."""
-        self._read_ahead: defaultdict[int, ReadAhead] = defaultdict(ReadAhead)
+        self._read_ahead: defaultdict[int, PageReadAhead] = defaultdict(PageReadAhead)
         shards.add_reader(self)
 
     def close_shard(self, shard: int) -> None:
@@ -342,7 +342,7 @@ class ColumnReader:
     def _ask_for_pages(self, part: ShardPart, start: int, length: int) -> None:
         """Read the pages of one run together, where the files exceed memory."""
         if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
-            ReadAhead().ask(part.values, np.array([start]), np.array([length]))
+            PageReadAhead().ask(part.values, np.array([start]), np.array([length]))
 
     def _groups_with_column(self) -> Iterator[tuple[ShardGroup, ColumnSchema]]:
         """List the groups of shards that have the column."""

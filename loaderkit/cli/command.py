@@ -151,7 +151,7 @@ def complete_files(argument: argparse.Action) -> None:
     }
 
 
-def size_in_bytes(text: str) -> int:
+def byte_size(text: str) -> int:
     """Read a size such as ``8GiB``.
 
     Raises:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.cli.command import (
     Command,
     add_storage_options,
+    byte_size,
     complete_files,
-    size_in_bytes,
     storage_options,
 )
 from loaderkit.cli.named_objects import HOW_TO_NAME, named_dataset
@@ -39,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size",
         dest="shard_bytes",
-        type=size_in_bytes,
+        type=byte_size,
         default=argparse.SUPPRESS,
         metavar="SIZE",
         help="bytes after which a file is finished, such as 256MiB",

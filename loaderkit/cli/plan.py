@@ -10,9 +10,9 @@ from loaderkit.arguments import kind_of, refusal_of_call, show_value
 from loaderkit.cache.storage import is_url
 from loaderkit.cli.command import (
     Command,
+    byte_size,
     complete_files,
     positive_integer,
-    size_in_bytes,
 )
 from loaderkit.cli.named_objects import named_dataset, named_object
 from loaderkit.errors import LoaderkitError
@@ -40,7 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where it shall train")
     parser.add_argument(
         "--limit",
-        type=size_in_bytes,
+        type=byte_size,
         metavar="SIZE",
         help="such as 8GiB; what is free if none",
     )

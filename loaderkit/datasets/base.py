@@ -47,7 +47,7 @@ from loaderkit.datasets.ragged import (
     fill_padding,
     layout_names,
 )
-from loaderkit.datasets.rows import is_one, many_rows, one_row
+from loaderkit.datasets.rows import is_single_index, normalize_index, normalize_indices
 from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection
 from loaderkit.datasets.sizes import sample_sizes, size_counter
@@ -230,9 +230,9 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
     @overload
     def __getitem__(self, index: Any) -> Self: ...
     def __getitem__(self, index: Any) -> Any:
-        if is_one(index):
+        if is_single_index(index):
             try:
-                row = one_row(index, len(self))
+                row = normalize_index(index, len(self))
             except NoSuchRowError as error:
                 raise self._key_for_a_row(index) or error from None
             return self._read_sample(self._row_in_cache(row))
@@ -241,7 +241,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
                 return self.column(index)
             except DatasetError as error:
                 raise self._key_for_a_field(index) or error from None
-        return self.subset(many_rows(index, len(self)))
+        return self.subset(normalize_indices(index, len(self)))
 
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
 

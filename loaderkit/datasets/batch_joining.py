@@ -29,7 +29,7 @@ from loaderkit.datasets.ragged_fields import (
     joining_of,
     together,
 )
-from loaderkit.datasets.rows import is_one, many_rows
+from loaderkit.datasets.rows import is_single_index, normalize_indices
 from loaderkit.datasets.sample_reading import SampleReading, is_ours
 from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
 from loaderkit.joining import check_no_keys, join
@@ -77,7 +77,7 @@ class BatchJoining(SampleReading[T]):
             list is filled when it is first looked into: ``collate`` never does so, but
             gathers the batch instead.
         """
-        numbers = many_rows(rows, len(self))
+        numbers = normalize_indices(rows, len(self))
         # A batch() of a subclass's own needs the rows from the first batch on.
         unread = self.gives_unread or not is_ours(self.batch)
         if unread and self.reads_cache:
@@ -100,7 +100,7 @@ class BatchJoining(SampleReading[T]):
         Returns:
             A list that is filled when it is first looked into.
         """
-        return LazySamples.of(self, many_rows(rows, len(self)), page_locked)
+        return LazySamples.of(self, normalize_indices(rows, len(self)), page_locked)
 
     def batch(self, rows: Sequence[int] | Ints) -> Any:
         """Gather a batch from the cache in one go.
@@ -239,13 +239,13 @@ class BatchJoining(SampleReading[T]):
 
     def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:
         """Check the rows of a batch."""
-        if is_one(rows):
+        if is_single_index(rows):
             message = f"batch takes the rows of one batch, got {rows}."
             fix = (
                 f"dataset.batch([{rows}]), or build_loader(dataset, batch_size={rows})"
             )
             raise OptionError(message, why="it is one number", fix=fix)
-        numbers = many_rows(rows, len(self))
+        numbers = normalize_indices(rows, len(self))
         if not len(numbers):
             message = "a batch needs at least one row, got none."
             why = "nothing says how no samples are joined"

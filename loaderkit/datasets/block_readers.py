@@ -202,7 +202,7 @@ def read_sample(source: Source, row: int, seed: int | None) -> Any:
 
     The random numbers it draws follow from its row, so that samples are the same for
     every number of workers, and when an unfinished build goes on.  Whoever goes on
-    drawing behind it puts back the states (``randomness.quiet``).
+    drawing behind it puts back the states (``randomness.preserve_random_states``).
 
     Args:
         source: Where it comes from.

@@ -17,7 +17,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
 from loaderkit.arguments import kind_of, show_value
-from loaderkit.datasets.rows import is_one, one_row
+from loaderkit.datasets.rows import is_single_index, normalize_index
 from loaderkit.errors import (
     DatasetError,
     NoSuchAttributeError,
@@ -85,7 +85,7 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
         return row_of(self, key)
 
     def __getitem__(self, idx: Any) -> T:
-        if is_one(idx):
+        if is_single_index(idx):
             sample: T = super().__getitem__(idx)  # type: ignore[no-untyped-call]
             return sample
         message = f"{type(self).__name__} gives one sample a row: [{show_value(idx)}]."
@@ -146,7 +146,7 @@ def key_of(dataset: Any, row: SupportsIndex) -> str:
         DatasetError: The row is of a dataset without keys, such as a list.
         NoSuchRowError: There is no such row.
     """
-    at = one_row(row, len(dataset))
+    at = normalize_index(row, len(dataset))
     while True:
         if isinstance(dataset, Subset):
             at, dataset = int(dataset.indices[at]), dataset.dataset

@@ -9,10 +9,11 @@ the joined cache, its shards are rewritten, one at a time.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -39,15 +40,15 @@ from loaderkit.fixes import Open, Pack, Python
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from loaderkit.cache.layout import Shard
     from loaderkit.datasets.source_files import TrackFiles
 
 _LOG = logging.getLogger("loaderkit")
 _EXTENDED_WITH = "extended with"
 """Key in a manifest's ``made_with``: the generation of the samples added last."""
-"""Distributions whose versions a manifest records, as ``pack`` records them."""
 
 
 @suggest_keywords
@@ -373,6 +374,29 @@ def _plan_join(stores: Sequence[Store]) -> _JoinPlan:
     )
 
 
+class _ShardToJoin(NamedTuple):
+    """One of the shards that the joined cache consists of."""
+
+    store: Store
+    """The cache that it is of."""
+    number: int
+    """Its number there."""
+    described: Shard
+    renaming: Renaming
+    can_be_adopted: bool
+    """Its file is right as it is."""
+
+
+def _shards_to_join(plan: _JoinPlan) -> Iterator[_ShardToJoin]:
+    """List all shards of the joined cache, in order."""
+    for store, renaming in zip(plan.stores, plan.renamings, strict=True):
+        # Shards without compression can be read beside compressed ones.
+        same_filter = store.manifest.compression in {None, plan.compression}
+        is_right = renaming.changes_nothing and same_filter
+        for number, shard in enumerate(store.manifest.shards):
+            yield _ShardToJoin(store, number, shard, renaming, is_right)
+
+
 def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
     """Write the joined cache, continuing where a killed call stopped."""
     build_settings = {
@@ -389,21 +413,16 @@ def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
             raise CacheError(message, why=why, fix=fix)
 
         build.resume(build_settings)
-        num_finished = len(build.shards)
-        position = 0
-        for store, renaming in zip(plan.stores, plan.renamings, strict=True):
-            # Shards without compression can be read beside compressed ones.
-            same_filter = store.manifest.compression in {None, plan.compression}
-            can_adopt = renaming.changes_nothing and same_filter
-            for number, shard in enumerate(store.manifest.shards):
-                if position >= num_finished:
-                    if can_adopt:
-                        build.adopt(shard, store.path)
-                    else:
-                        column = functools.partial(store.column, stacked=True)
-                        buffer = read_renamed(column, number, shard, renaming)
-                        build.add(buffer, state={}, evidence={})
-                position += 1
+        # A call that was killed has written the first ones.
+        for shard in itertools.islice(_shards_to_join(plan), len(build.shards), None):
+            if shard.can_be_adopted:
+                build.adopt(shard.described, shard.store.path)
+            else:
+                column = functools.partial(shard.store.column, stacked=True)
+                buffer = read_renamed(
+                    column, shard.number, shard.described, shard.renaming
+                )
+                build.add(buffer, state={}, evidence={})
 
         build.commit(
             structure=plan.structure.to_json(),

@@ -18,7 +18,7 @@ from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError, OptionError
 from loaderkit.fixes import Fix, Open, Pack, Setting
-from loaderkit.randomness import quiet
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -186,7 +186,7 @@ def _check_samples(
 
     All are compared: code and keys tell nothing about what a list holds.
     """
-    with quiet():
+    with preserve_random_states():
         same = _has_samples(cache, source)
     if not same:
         message = f"Another process has packed other samples into {path} meanwhile."

@@ -64,7 +64,7 @@ from loaderkit.fixes import Fix, Setting
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts
 from loaderkit.library_files import installed_version
-from loaderkit.randomness import quiet
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -350,7 +350,7 @@ def _classes_read_here(job: PackJob) -> tuple[type, ...]:
         The classes that it is made of.
     """
     structure = Structure()
-    with job.tracker(all_threads=False) as tracker, quiet():
+    with job.tracker(all_threads=False) as tracker, preserve_random_states():
         if isinstance(job.source, StreamSource):
             first = job.source.first_sample(job.seed)
             if first is not None:

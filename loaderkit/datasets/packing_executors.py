@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import show_value
 from loaderkit.cache.durable import remove, writing
-from loaderkit.datasets.packing_failures import Failure
+from loaderkit.datasets.packing_failures import TaskFailure
 from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
 from loaderkit.datasets.sources import describe_rows
@@ -35,7 +35,7 @@ def run_for_executor(task: PackTask) -> Any:
     """Do a task; runs in a worker of an executor.
 
     Returns:
-        What the task gives, or a ``Failure``.
+        What the task gives, or a ``TaskFailure``.
     """
     started = started_file(task)
     try:
@@ -46,7 +46,7 @@ def run_for_executor(task: PackTask) -> Any:
         remove(started)
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the packing process raises it
         remove(started)
-        return Failure.of(error, "In a task of the executor")
+        return TaskFailure.of(error, "In a task of the executor")
     return result
 
 

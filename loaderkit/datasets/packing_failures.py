@@ -11,7 +11,7 @@ from loaderkit.fixes import Fix, Setting
 
 
 @dataclass(frozen=True)
-class Failure:
+class TaskFailure:
     """An error of a worker, on its way."""
 
     text: str
@@ -20,7 +20,7 @@ class Failure:
     """The error itself; empty where it cannot be pickled."""
 
     @classmethod
-    def of(cls, error: BaseException, where: str) -> Failure:
+    def of(cls, error: BaseException, where: str) -> TaskFailure:
         """Take up an error that is being handled, with the traceback as its note."""
         text = traceback.format_exc()
         if hasattr(error, "add_note"):  # Python 3.11

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.build_notes import FinishedShard
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.packing_team import PackingTeam
-    from loaderkit.datasets.progress import Bar
+    from loaderkit.datasets.progress import ProgressBar
     from loaderkit.datasets.sources import Source
 
 _MOST_LOOKED_AT = 100_000
@@ -168,7 +168,9 @@ class PackingRun:
             self.sources.update(files_of(finished))
             self._xxh3[number] = finished.shard.xxh3
 
-    def _write_shards(self, numbers: list[int], structure: Structure, bar: Bar) -> None:
+    def _write_shards(
+        self, numbers: list[int], structure: Structure, bar: ProgressBar
+    ) -> None:
         """Have shards written.
 
         Args:
@@ -209,7 +211,7 @@ class PackingRun:
     def _learned_with(self, number: int) -> Mapping[str, Any]:
         return self.build.read_note(number).state
 
-    def _write_misnumbered(self, look: Structure, bar: Bar) -> None:
+    def _write_misnumbered(self, look: Structure, bar: ProgressBar) -> None:
         """Make all shards those of one cache; write some again where that takes it.
 
         Whoever writes a shard does not know what those in front of it add to the

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.build import Build
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.packing_team import PackingTeam
-    from loaderkit.datasets.progress import Bar
+    from loaderkit.datasets.progress import ProgressBar
     from loaderkit.datasets.streams import StreamSource
 
 _LOG = logging.getLogger("loaderkit")
@@ -133,7 +133,9 @@ class StreamRun:
             any_known = any_known or bool(files_of(finished))
         return any_known
 
-    def _write_spans(self, bar: Bar, *, trusts_notes: bool) -> dict[int, WrittenSpan]:
+    def _write_spans(
+        self, bar: ProgressBar, *, trusts_notes: bool
+    ) -> dict[int, WrittenSpan]:
         """Have all spans read and written; give what became of each, by number."""
         span_count = self._source.span_count
         tasks = (

@@ -28,7 +28,7 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
-from loaderkit.randomness import quiet
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -382,7 +382,7 @@ class CommonRun:
         with (
             self.common.job.tracker(all_threads=False) as tracker,
             _reading_lock(os.getpid()),
-            quiet(),
+            preserve_random_states(),
         ):
             yield tracker
 

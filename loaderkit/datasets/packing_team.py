@@ -15,7 +15,7 @@ from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaderkit.cache.durable import remove
-from loaderkit.datasets.packing_failures import Failure
+from loaderkit.datasets.packing_failures import TaskFailure
 from loaderkit.datasets.packing_tasks import (
     DigestTask,
     Look,
@@ -281,7 +281,7 @@ class PackingTeam:
                         raise engine.refused(error) from error
                     continue
                 queues.note_answer()
-                if isinstance(result, Failure):
+                if isinstance(result, TaskFailure):
                     yield _Outcome(task, None, result.rebuild())
                 else:
                     yield _Outcome(task, result)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.cache.durable import not_written, remove
-from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
+from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
@@ -371,7 +371,7 @@ _BEGUN = _Answer()
 
 
 def _open_answer(answer: _Answer) -> Any:
-    """Give what a task gave, or the ``Failure`` of what it raised."""
+    """Give what a task gave, or the ``TaskFailure`` of what it raised."""
     if answer.pickled:
         return pickle.loads(answer.pickled)
     file = Path(answer.file)
@@ -497,7 +497,7 @@ def _answer_with(error: BaseException, job: PackJob) -> _Answer:
     """Send an error on, with the traceback that pickling would lose."""
     text = traceback.format_exc()
     without_traceback = pickle_or_nothing(error)
-    failure = pickle.dumps(Failure.of(error, "In a packing worker"))
+    failure = pickle.dumps(TaskFailure.of(error, "In a packing worker"))
     if len(failure) <= _MOST_MESSAGE_BYTES:
         return _Answer(failure)
     file = job.block(f"error-{uuid.uuid4().hex}")
@@ -506,10 +506,10 @@ def _answer_with(error: BaseException, job: PackJob) -> _Answer:
     except OSError:
         # No room for a long error: without its traceback, or else the end of that,
         # where the cause stands.
-        short = pickle.dumps(Failure("", without_traceback))
+        short = pickle.dumps(TaskFailure("", without_traceback))
         if not without_traceback or len(short) > _MOST_MESSAGE_BYTES:
             end = "... " + text[-_MOST_MESSAGE_BYTES // 8 :]
-            short = pickle.dumps(Failure(end))
+            short = pickle.dumps(TaskFailure(end))
         return _Answer(short)
     return _Answer(file=str(file))
 

@@ -14,7 +14,7 @@ _IN_TERMINAL = auto.notebook_tqdm is std.tqdm
 """Where a bar is drawn for people alone; in a notebook stderr is no terminal either."""
 
 
-class Bar(auto.tqdm):  # type: ignore[misc]
+class ProgressBar(auto.tqdm):  # type: ignore[misc]
     """A progress bar that no other process can hold up.
 
     tqdm's own lock is shared with forked processes: one that is killed while it holds
@@ -25,7 +25,7 @@ class Bar(auto.tqdm):  # type: ignore[misc]
     monitor_interval = 0
 
 
-def progress_bar(total: int | None, path: Path, done: int = 0) -> Bar:
+def progress_bar(total: int | None, path: Path, done: int = 0) -> ProgressBar:
     """Make the bar of one packing run.
 
     Args:
@@ -33,7 +33,7 @@ def progress_bar(total: int | None, path: Path, done: int = 0) -> Bar:
         path: The cache's folder.
         done: How many were packed before.
     """
-    return Bar(
+    return ProgressBar(
         total=total,
         initial=done,
         desc=f"packing {path.name}",

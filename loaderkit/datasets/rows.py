@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-def is_one(index: object) -> bool:
+def is_single_index(index: object) -> bool:
     """Tell whether an index names one sample rather than several.
 
-    >>> is_one(3), is_one(np.int64(3)), is_one([3]), is_one(slice(3))
-    (True, True, False, False)
+    >>> [is_single_index(index) for index in (3, np.int64(3), [3], slice(3))]
+    [True, True, False, False]
     """
     if isinstance(index, slice | list | tuple | range):
         return False
     return getattr(index, "ndim", 0) == 0 and hasattr(index, "__index__")
 
 
-def one_row(index: SupportsIndex, count: int) -> int:
+def normalize_index(index: SupportsIndex, count: int) -> int:
     """Turn one index into a row.
 
     Args:
@@ -56,7 +56,7 @@ def one_row(index: SupportsIndex, count: int) -> int:
     return row % count
 
 
-def many_rows(index: object, count: int) -> Ints:
+def normalize_indices(index: object, count: int) -> Ints:
     """Turn a slice, a list, a tensor, an array or a mask into rows.
 
     Args:
@@ -72,50 +72,17 @@ def many_rows(index: object, count: int) -> Ints:
         IndexError: A row is not there, or a mask has another length.
         TypeError: It is no index.
 
-    >>> many_rows([-1, 0], 5), many_rows(slice(1, 4, 2), 5), many_rows(slice(0.4), 5)
-    (array([4, 0]), array([1, 3]), array([0, 1]))
+    >>> [normalize_indices(index, 5) for index in ([-1, 0], slice(1, 4, 2), slice(0.4))]
+    [array([4, 0]), array([1, 3]), array([0, 1])]
     """
     if isinstance(index, slice):
-        start = _row_of_border(index.start, count)
-        stop = _row_of_border(index.stop, count)
-        try:
-            borders = slice(start, stop, index.step).indices(count)
-        except (TypeError, ValueError) as error:
-            raise _not_a_slice(index, error) from None
-        return np.arange(*borders, dtype=np.int64)
+        return _rows_of_slice(index, count)
     rows = _as_array(index)
     kind = rows.dtype.kind
     if kind == "b":
-        if len(rows) != count:
-            message = f"a mask of {len(rows):,} was given to a dataset of "
-            message += f"{count_of(count, 'samples')}."
-            why = "a mask has one True or False for each sample"
-            fix = "dataset[mask[:len(dataset)]]"
-            if len(rows) < count:
-                fix = "dataset[[row for row, wanted in enumerate(mask) if wanted]]"
-            raise NoSuchRowError(message, why=why, fix=fix)
-        return np.flatnonzero(rows)
+        return _rows_of_mask(rows, count)
     if kind not in "iu":
-        message = "rows are integers, booleans or a slice, got "
-        message += f"{type(index).__name__} of {rows.dtype}."
-        why, fix = "others name no rows", "dataset[[0, 4, 2]]"
-        if kind == "U":
-            # As pandas and Hugging Face's select_columns would have it, or keys.
-            message = "rows are integers, booleans or a slice, got texts: "
-            message += f"{show_value(index)}."
-            why = "texts are keys of samples, or name fields, which are asked for one "
-            why += "at a time"
-            fix = "dataset[name] for a field, dataset[name][key] for what is within "
-            fix += "it; of keys, dataset[[dataset.row_of(k) for k in keys]]"
-        elif kind == "f":
-            fix = "a share of the rows is a slice: [:0.8]"
-        elif kind == "O":
-            message = "rows are integers, booleans or a slice, got "
-            message += f"{show_value(index)}."
-            why = "not all of them are numbers of rows"
-            if any(isinstance(part, slice) for part in np.asarray(rows)):
-                why, fix = "rows have one axis", "dataset[0:5][2]"
-        raise OptionError(message, why=why, fix=fix)
+        raise _not_of_rows(index, rows)
     if not len(rows):
         return np.empty(0, np.int64)
     rows = rows.astype(np.int64, copy=False)
@@ -123,11 +90,55 @@ def many_rows(index: object, count: int) -> Ints:
     # instead of two.
     if np.maximum.reduce(rows.view(np.uint64)) < count:
         return rows
-    low = rows.min()
-    if low < -count or rows.max() >= count:
-        wrong = rows[(rows < -count) | (rows >= count)][0]
-        raise _no_such_row(int(wrong), count)
+    if rows.min() < -count or rows.max() >= count:
+        missing = rows[(rows < -count) | (rows >= count)][0]
+        raise _no_such_row(int(missing), count)
     return np.where(rows < 0, rows + count, rows)
+
+
+def _rows_of_slice(index: slice, count: int) -> Ints:
+    start = _row_of_border(index.start, count)
+    stop = _row_of_border(index.stop, count)
+    try:
+        borders = slice(start, stop, index.step).indices(count)
+    except (TypeError, ValueError) as error:
+        raise _not_a_slice(index, error) from None
+    return np.arange(*borders, dtype=np.int64)
+
+
+def _rows_of_mask(mask: NDArray[Any], count: int) -> Ints:
+    if len(mask) == count:
+        return np.flatnonzero(mask)
+    message = f"a mask of {len(mask):,} was given to a dataset of "
+    message += f"{count_of(count, 'samples')}."
+    why = "a mask has one True or False for each sample"
+    fix = "dataset[mask[:len(dataset)]]"
+    if len(mask) < count:
+        fix = "dataset[[row for row, wanted in enumerate(mask) if wanted]]"
+    raise NoSuchRowError(message, why=why, fix=fix)
+
+
+def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
+    """Make the error for values that are neither integers nor booleans."""
+    kind = values.dtype.kind
+    shown = f"{type(index).__name__} of {values.dtype}"
+    why, fix = "others name no rows", "dataset[[0, 4, 2]]"
+    if kind == "U":
+        # As pandas and Hugging Face's select_columns would have it, or keys.
+        shown = f"texts: {show_value(index)}"
+        why = "texts are keys of samples, or name fields, which are asked for one at a "
+        why += "time"
+        fix = "dataset[name] for a field, dataset[name][key] for what is within it; of "
+        fix += "keys, dataset[[dataset.row_of(k) for k in keys]]"
+    elif kind == "f":
+        fix = "a share of the rows is a slice: [:0.8]"
+    elif kind == "O":
+        shown = show_value(index)
+        why = "not all of them are numbers of rows"
+        if any(isinstance(part, slice) for part in values):
+            why, fix = "rows have one axis", "dataset[0:5][2]"
+    message = f"rows are integers, booleans or a slice, got {shown}."
+    return OptionError(message, why=why, fix=fix)
 
 
 def _row_of_border(border: object, count: int) -> Any:
@@ -143,7 +154,9 @@ def _row_of_border(border: object, count: int) -> Any:
 
 def _not_a_slice(index: slice, error: Exception) -> OptionError:
     """Make the error for a slice that names no rows."""
-    parts = [index.start, index.stop, *([index.step] * (index.step is not None))]
+    parts = [index.start, index.stop]
+    if index.step is not None:
+        parts.append(index.step)
     shown = ":".join("" if part is None else show_value(part) for part in parts)
     message = f"a slice of rows has integers or shares as its borders, got [{shown}]."
     fix = "dataset[:100], dataset[:0.8] or dataset[::2]"

@@ -18,7 +18,7 @@ from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.many_samples import read_samples
 from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.plain import decode_text
-from loaderkit.datasets.rows import many_rows, one_row
+from loaderkit.datasets.rows import normalize_index, normalize_indices
 from loaderkit.datasets.structure import KEY, KEY_COLUMN
 from loaderkit.errors import LoaderkitError, NoSuchKeyError
 from loaderkit.units import count_of
@@ -100,7 +100,7 @@ class SampleReading(CachedSamples[T]):
             return None
         opened = self._open_cache()
         try:
-            cached = self._rows_in_cache(many_rows(rows, len(self)))
+            cached = self._rows_in_cache(normalize_indices(rows, len(self)))
             variant = opened.one_variant(cached)
             if variant is None:
                 return None
@@ -111,7 +111,7 @@ class SampleReading(CachedSamples[T]):
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
-        at = self._row_in_cache(one_row(row, len(self)))
+        at = self._row_in_cache(normalize_index(row, len(self)))
         if self.cache is None:
             return key_text(self._list_keys()[at])
         store = self._open_cache().store

@@ -23,7 +23,7 @@ from loaderkit.arguments import (
     show_value,
 )
 from loaderkit.datasets.absent import refuse_options
-from loaderkit.datasets.rows import many_rows
+from loaderkit.datasets.rows import normalize_indices
 from loaderkit.errors import NoSuchKeyError, OptionError
 from loaderkit.units import count_of
 
@@ -76,7 +76,7 @@ class RowSelection(Generic[T]):
             IndexError: A row is not there, or a mask has another length.
             TypeError: It is no index.
         """
-        return self.subset(many_rows(idx, len(self)))
+        return self.subset(normalize_indices(idx, len(self)))
 
     def select(self, indices: object) -> Self:
         """Choose rows, as Hugging Face's datasets do; the same as ``index_select``."""

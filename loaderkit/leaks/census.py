@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.finders.evidence import Memory
     from loaderkit.leaks.trace import Blocks
-    from loaderkit.memory.tensors import Look
+    from loaderkit.memory.tensors import TensorSignature
 
 LARGE_BYTES = 16 << 10
 """Bytes from which a single array, tensor or text is looked at."""
@@ -57,7 +57,7 @@ class Census:
     """Its length then."""
     kinds: Counter[str]
     """Objects by type, of those that the collector knows."""
-    tensors: dict[Look, tuple[int, int]] = field(default_factory=dict)
+    tensors: dict[TensorSignature, tuple[int, int]] = field(default_factory=dict)
     """Count and storage bytes of tensors that look alike."""
     tensor_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """``id`` of each tensor."""
@@ -265,7 +265,7 @@ def memory_of(item: object) -> Memory:
     """
     if not is_a(item, torch.Tensor):
         return "host"
-    return "host" if describe(item).look.device == "cpu" else "device"
+    return "host" if describe(item).signature.device == "cpu" else "device"
 
 
 def size_of(item: object) -> int:
@@ -296,15 +296,17 @@ def _likely_sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return sorted(with_graph, key=lambda tensor: tensor.numel())[:_MOST_GRAPHS]
 
 
-def _group_tensors(tensors: Iterable[torch.Tensor]) -> dict[Look, tuple[int, int]]:
+def _group_tensors(
+    tensors: Iterable[torch.Tensor],
+) -> dict[TensorSignature, tuple[int, int]]:
     """Count tensors that look alike, and add up their storages, each once."""
-    groups: dict[Look, tuple[int, int]] = {}
+    groups: dict[TensorSignature, tuple[int, int]] = {}
     counted_storages: set[int] = set()
     for tensor in tensors:
-        look, storage_key, size = describe(tensor)
-        count, total = groups.get(look, (0, 0))
+        signature, storage_key, size = describe(tensor)
+        count, total = groups.get(signature, (0, 0))
         if storage_key not in counted_storages:
             total += size
-        groups[look] = count + 1, total
+        groups[signature] = count + 1, total
         counted_storages.add(storage_key)
     return groups

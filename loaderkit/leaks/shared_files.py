@@ -131,7 +131,7 @@ class SharedFiles:
         before = set(self._list_new_files())
         time.sleep(seconds)
         changed = before.symmetric_difference(self._list_new_files())
-        kinds = {kind_of(file.path) for file in changed}
+        kinds = {kind_of_file(file.path) for file in changed}
         if not kinds.issubset(self._bytes_by_kind):
             kinds.add(_OTHER_KINDS)  # where kinds that are not counted are summed up
         self.foreign_kinds |= kinds
@@ -169,7 +169,7 @@ class SharedFiles:
     def _count_bytes(self) -> Counter[str]:
         kinds: Counter[str] = Counter()
         for file in self._list_new_files():
-            kinds[kind_of(file.path)] += file.size_bytes
+            kinds[kind_of_file(file.path)] += file.size_bytes
         return kinds
 
     def _list_new_files(self) -> Iterator[_File]:
@@ -206,13 +206,13 @@ class SharedFiles:
                     still_old.add(key)
 
 
-def kind_of(path: str) -> str:
+def kind_of_file(path: str) -> str:
     """Leave out what differs between files that one piece of code makes.
 
-    >>> kind_of("/dev/shm/psm_6f0a91be"), kind_of("/dev/shm/torch_17_9_3")
+    >>> kind_of_file("/dev/shm/psm_6f0a91be"), kind_of_file("/dev/shm/torch_17_9_3")
     ('/dev/shm/psm_*', '/dev/shm/torch_*_*_*')
     """
     folder, slash, name = path.rpartition("/")
     if folder != SHM:
-        folder = kind_of(folder) if folder.startswith(SHM) else folder
+        folder = kind_of_file(folder) if folder.startswith(SHM) else folder
     return folder + slash + _RANDOM_PART.sub("*", name)

@@ -32,7 +32,7 @@ from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.loader.page_locking import device_of
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
-from loaderkit.randomness import quiet
+from loaderkit.randomness import preserve_random_states
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _measure_here(
     dataset: IndexedSamples, rows: Sequence[Any], collate: Collate
 ) -> ReadCost:
     try:
-        with quiet():
+        with preserve_random_states():
             return measure_reading(dataset, rows, collate)
     except LoaderkitError as error:
         raise _not_measured(f"reading failed: {error.what}") from error

@@ -34,7 +34,7 @@ missing key, and an argument that it does not know a TypeError."""
 
 
 @dataclass(frozen=True)
-class Block:
+class DeviceBlock:
     """A piece of a device's memory that is in use."""
 
     size: int
@@ -95,7 +95,7 @@ class Probe(Protocol):
     def recording(self) -> AbstractContextManager[None]:
         """Have the allocator remember, within, who asks for memory."""
 
-    def blocks(self, device: torch.device) -> list[Block]:
+    def blocks(self, device: torch.device) -> list[DeviceBlock]:
         """List the memory in use; empty where torch does not tell."""
 
 
@@ -234,10 +234,10 @@ class CudaLikeProbe:
             if begins_here:
                 self._switch_history(None)
 
-    def blocks(self, device: torch.device) -> list[Block]:
+    def blocks(self, device: torch.device) -> list[DeviceBlock]:
         """List the memory in use."""
         return [
-            Block(block["size"], _frames_of(block))
+            DeviceBlock(block["size"], _frames_of(block))
             for block in self._allocator_blocks(device)
             if block["state"] == "active_allocated"
         ]
@@ -296,7 +296,7 @@ class NoBlockHistory:
         """Its allocator remembers nothing."""
         return contextlib.nullcontext()
 
-    def blocks(self, device: torch.device) -> list[Block]:  # noqa: ARG002
+    def blocks(self, device: torch.device) -> list[DeviceBlock]:  # noqa: ARG002
         """Its allocator does not tell."""
         return []
 
@@ -619,7 +619,9 @@ def read_device_used(device: torch.device, *, probe: Probe | None = None) -> int
     return limit - free
 
 
-def read_blocks(device: torch.device, *, probe: Probe | None = None) -> list[Block]:
+def read_blocks(
+    device: torch.device, *, probe: Probe | None = None
+) -> list[DeviceBlock]:
     """List the memory of a device that is in use.  Never raises.
 
     Args:

@@ -27,7 +27,7 @@ _MOST_NODES = 20_000
 enough."""
 
 
-class Look(NamedTuple):
+class TensorSignature(NamedTuple):
     """What a tensor looks like: those that are equal in this are grouped."""
 
     kind: str
@@ -40,7 +40,7 @@ class Look(NamedTuple):
 class TensorDescription(NamedTuple):
     """What a tensor looks like, and which storage it keeps."""
 
-    look: Look
+    signature: TensorSignature
     storage_key: int
     """The same for tensors that share a storage."""
     storage_bytes: int
@@ -80,19 +80,19 @@ def live_tensors(objects: Iterable[Any] | None = None) -> list[TensorGroup]:
     Returns:
         The groups, the largest first.
     """
-    counts: dict[Look, int] = defaultdict(int)
-    sizes: dict[Look, int] = defaultdict(int)
+    counts: dict[TensorSignature, int] = defaultdict(int)
+    sizes: dict[TensorSignature, int] = defaultdict(int)
     counted_storages: set[int] = set()
     candidates = gc.get_objects() if objects is None else list(objects)
     for tensor in tensors_in(candidates):
-        look, storage_key, size = describe(tensor)
-        counts[look] += 1
+        signature, storage_key, size = describe(tensor)
+        counts[signature] += 1
         if storage_key not in counted_storages:
-            sizes[look] += size
+            sizes[signature] += size
         counted_storages.add(storage_key)
     groups = [
-        TensorGroup(*look, count=count, bytes=sizes[look])
-        for look, count in counts.items()
+        TensorGroup(*signature, count=count, bytes=sizes[signature])
+        for signature, count in counts.items()
     ]
     return sorted(groups, key=lambda group: -group.bytes)
 
@@ -196,9 +196,9 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
         tensor: Any, sparse and fake ones included.
 
     Returns:
-        Its look; a key of the storage; the storage's bytes.
+        Its signature; a key of the storage; the storage's bytes.
     """
-    look = _look_of(tensor)
+    signature = _signature_of(tensor)
     try:
         parts = dense_parts(tensor)
         storages = [part.untyped_storage() for part in parts]
@@ -209,18 +209,20 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
             storage_key = storages[0].data_ptr() or storage_key
         size = sum(int(storage.nbytes()) for storage in storages)
     except (RuntimeError, NotImplementedError, AttributeError, TypeError):
-        return TensorDescription(look, id(tensor), 0)
-    return TensorDescription(look, storage_key, size)
+        return TensorDescription(signature, id(tensor), 0)
+    return TensorDescription(signature, storage_key, size)
 
 
-def _look_of(tensor: torch.Tensor) -> Look:
+def _signature_of(tensor: torch.Tensor) -> TensorSignature:
     """Ask a tensor for its device, dtype and shape; some subclasses do not tell."""
     kind = type(tensor).__name__
     try:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Look(kind, str(tensor.device), dtype, tuple(map(int, tensor.shape)))
+        return TensorSignature(
+            kind, str(tensor.device), dtype, tuple(map(int, tensor.shape))
+        )
     except (RuntimeError, TypeError, AttributeError):
-        return Look(kind, "unknown", "unknown", ())
+        return TensorSignature(kind, "unknown", "unknown", ())
 
 
 def graph_nodes(tensor: torch.Tensor) -> int:

@@ -175,7 +175,7 @@ def test_every_number_of_the_known_messages_is_read():
         if (fields := _wrongly_read(row["text"], row["states"], whole=row["whole"]))
     ]
 
-    assert len(rows) == 136
+    assert len(rows) > 100  # the corpus is there, and may grow
     assert wrong == []
 
 

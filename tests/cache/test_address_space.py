@@ -10,7 +10,7 @@ import pytest
 
 from loaderkit.cache.address_space import (
     AddressRange,
-    ReadAhead,
+    PageReadAhead,
     free_mappings,
     is_available,
     map_whole_file,
@@ -142,7 +142,7 @@ def pages_read_ahead(descriptor, *batches):
     """Ask for batches of rows of 512 bytes; say which pages came of it."""
     mapped = map_whole_file(descriptor, PAGES * PAGE)
     read_at_random(mapped)
-    rows, ahead = mapped.reshape(-1, 512), ReadAhead()
+    rows, ahead = mapped.reshape(-1, 512), PageReadAhead()
     for runs in batches:
         starts, lengths = np.array(runs, np.int64).T
         ahead.ask(rows, starts, lengths)

@@ -12,7 +12,7 @@ import torch
 from loaderkit import open_cache, pack
 from loaderkit.datasets import packing_workers
 from loaderkit.datasets.block_readers import PackJob
-from loaderkit.datasets.packing_failures import Failure, pickle_or_nothing
+from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
 from loaderkit.datasets.packing_workers import (
     _MOST_MESSAGE_BYTES,
     _answer_with,
@@ -186,7 +186,7 @@ def test_what_would_fail_on_arrival_is_not_sent(error):
 
 @pytest.mark.parametrize("pickled", [b"", b"damaged", pickle.dumps("no error")])
 def test_a_failure_that_holds_no_error_is_rebuilt_from_its_text(pickled):
-    rebuilt = Failure("Traceback: x", pickled).rebuild()
+    rebuilt = TaskFailure("Traceback: x", pickled).rebuild()
 
     assert type(rebuilt) is DatasetError
     assert "Traceback: x" in str(rebuilt)

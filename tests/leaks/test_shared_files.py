@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loaderkit import LeakDetector
-from loaderkit.leaks.shared_files import SharedFiles, kind_of
+from loaderkit.leaks.shared_files import SharedFiles, kind_of_file
 
 pytestmark = pytest.mark.skipif(
     not Path("/dev/shm").exists(), reason="there is no /dev/shm here"
@@ -81,7 +81,7 @@ def assert_named(report):
     assert report.leaking, str(report)
     assert [counter.name for counter in report.leaks] == ["shm_files"]
     assert report.bytes_per_epoch == 200_704
-    kind = kind_of(f"/dev/shm/{PREFIX}segment_0")
+    kind = kind_of_file(f"/dev/shm/{PREFIX}segment_0")
     assert f"files {kind} grows" in str(report)
     assert "unlink()" in str(report)
 
@@ -121,7 +121,7 @@ def test_it_is_named_while_another_process_makes_files():
     )
 
     assert_named(report)
-    kind = kind_of(f"/dev/shm/{PREFIX}beside_0")
+    kind = kind_of_file(f"/dev/shm/{PREFIX}beside_0")
     assert report.notes == (f"files {kind} are made by another process: left out",)
 
 
@@ -160,7 +160,7 @@ def test_a_look_asks_new_files_for_their_size_and_no_old_ones():
     assert len(at_first) == OLD_FILES
     paths = sorted(path for path in asked if PREFIX in path)
     assert paths == [f"/dev/shm/{PREFIX}new_{n}" for n in range(3)]
-    epochs, values = files.series_by_kind()[kind_of(paths[0])]
+    epochs, values = files.series_by_kind()[kind_of_file(paths[0])]
     assert (list(epochs), list(values)) == ([1], [3 * 4096])
 
 
@@ -174,7 +174,7 @@ def test_a_name_that_is_used_again_is_a_new_file():
     file.write_bytes(bytes(4096))
     files.note(1, always=True)
 
-    assert list(files.series_by_kind()[kind_of(str(file))][1]) == [4096]
+    assert list(files.series_by_kind()[kind_of_file(str(file))][1]) == [4096]
 
 
 def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
@@ -189,10 +189,10 @@ def test_new_files_are_found_in_folders_too_and_old_folders_are_not_entered():
         grown = files.grown_late()
     files.note(2, always=True)
 
-    kinds = {kind for kind in files.series_by_kind() if kind_of(folder) in kind}
-    assert kinds == {kind_of(folder) + "/new"}
+    kinds = {kind for kind in files.series_by_kind() if kind_of_file(folder) in kind}
+    assert kinds == {kind_of_file(folder) + "/new"}
     assert list(files.series(kinds)[1]) == [0, 8192, 0]
-    assert grown[kind_of(folder) + "/new"] == 8192
+    assert grown[kind_of_file(folder) + "/new"] == 8192
 
 
 def test_looking_at_many_files_waits_until_it_costs_little():
@@ -233,4 +233,4 @@ def test_kinds_beyond_the_sixteenth_are_summed_up():
     ],
 )
 def test_names_differ_in_numbers_and_random_parts(names, kind):
-    assert {kind_of(f"/dev/shm/{name}") for name in names} == {f"/dev/shm/{kind}"}
+    assert {kind_of_file(f"/dev/shm/{name}") for name in names} == {f"/dev/shm/{kind}"}

@@ -26,7 +26,7 @@ _DEFAULT_SEGMENT_MB = 20
 MOST_REGISTER_THREADS = 128
 
 
-class Kind(Enum):
+class OptionKind(Enum):
     """What a value has to be."""
 
     FLAG = "True or False, written so"
@@ -41,31 +41,31 @@ class Kind(Enum):
 
 
 COMMON_OPTIONS = {
-    "large_segment_size_mb": Kind.SEGMENT,
-    "max_split_size_mb": Kind.SPLIT,
-    "max_non_split_rounding_mb": Kind.SPLIT,
-    "garbage_collection_threshold": Kind.RATIO,
-    "roundup_power2_divisions": Kind.DIVISIONS,
-    "expandable_segments": Kind.FLAG,
-    "pinned_use_background_threads": Kind.FLAG,
-    "pinned_max_round_threshold_mb": Kind.MEGABYTES,
-    "pinned_max_cached_size_mb": Kind.MEGABYTES,
+    "large_segment_size_mb": OptionKind.SEGMENT,
+    "max_split_size_mb": OptionKind.SPLIT,
+    "max_non_split_rounding_mb": OptionKind.SPLIT,
+    "garbage_collection_threshold": OptionKind.RATIO,
+    "roundup_power2_divisions": OptionKind.DIVISIONS,
+    "expandable_segments": OptionKind.FLAG,
+    "pinned_use_background_threads": OptionKind.FLAG,
+    "pinned_max_round_threshold_mb": OptionKind.MEGABYTES,
+    "pinned_max_cached_size_mb": OptionKind.MEGABYTES,
 }
 """Options of every build."""
 CUDA_OPTIONS = {
-    "backend": Kind.BACKEND,
-    "release_lock_on_cudamalloc": Kind.FLAG,
-    "release_lock_on_hipmalloc": Kind.FLAG,
-    "pinned_use_cuda_host_register": Kind.FLAG,
-    "pinned_use_hip_host_register": Kind.FLAG,
-    "pinned_num_register_threads": Kind.THREADS,
-    "pinned_reserve_segment_size_mb": Kind.POSITIVE,
-    "graph_capture_record_stream_reuse": Kind.FLAG,
+    "backend": OptionKind.BACKEND,
+    "release_lock_on_cudamalloc": OptionKind.FLAG,
+    "release_lock_on_hipmalloc": OptionKind.FLAG,
+    "pinned_use_cuda_host_register": OptionKind.FLAG,
+    "pinned_use_hip_host_register": OptionKind.FLAG,
+    "pinned_num_register_threads": OptionKind.THREADS,
+    "pinned_reserve_segment_size_mb": OptionKind.POSITIVE,
+    "graph_capture_record_stream_reuse": OptionKind.FLAG,
 }
 """Options that builds for CUDA and ROCm read; others skip them."""
 _WORDS = {
-    Kind.FLAG: {"True", "False"},
-    Kind.BACKEND: {"native", "cudaMallocAsync", "hipMallocAsync"},
+    OptionKind.FLAG: {"True", "False"},
+    OptionKind.BACKEND: {"native", "cudaMallocAsync", "hipMallocAsync"},
 }
 
 RejectionCause = Literal["name", "flag", "number", "structure"]
@@ -117,7 +117,7 @@ class _AllocatorConfigParser:
     """
 
     tokens: list[str]
-    known_options: dict[str, Kind]
+    known_options: dict[str, OptionKind]
     strict: bool
     """Whether an unknown option is an error, as in builds for CUDA."""
     segment_mb: int = _DEFAULT_SEGMENT_MB
@@ -172,44 +172,46 @@ class _AllocatorConfigParser:
         kind = self.known_options[name]
         value_position = position + 2
         value = self.token_at(value_position)
-        if kind is Kind.DIVISIONS and value == "[":
+        if kind is OptionKind.DIVISIONS and value == "[":
             return self.read_divisions(name, value_position)
         taken = self.check_value(name, kind, value)
         self.options.append(Option(name, value, is_known=True, taken=taken))
         return value_position
 
-    def check_value(self, name: str, kind: Kind, value: str) -> str | None:
+    def check_value(self, name: str, kind: OptionKind, value: str) -> str | None:
         """Raise if torch would; give what it takes the value for."""
         words = _WORDS.get(kind)
         if words is not None:
             if value not in words:
-                cause: RejectionCause = "flag" if kind is Kind.FLAG else "number"
+                cause: RejectionCause = "flag" if kind is OptionKind.FLAG else "number"
                 _reject_setting(f"{name} wants {kind.value}", cause)
             return None
-        if kind is Kind.RATIO:
+        if kind is OptionKind.RATIO:
             return self.check_ratio(name, value)
 
         number = _read_unsigned(name, value)
-        if kind in {Kind.DIVISIONS, Kind.THREADS} and not _is_power_of_two(number):
+        if kind in {OptionKind.DIVISIONS, OptionKind.THREADS} and not _is_power_of_two(
+            number
+        ):
             _reject_setting(f"{name} must be a power of two", "number")
         least, most = self.allowed_range(kind)
         if number < least:
             _reject_setting(f"{name} must be at least {least}", "number")
         if number > most:
             _reject_setting(f"{name} must be at most {most}", "number")
-        if kind is Kind.SEGMENT:
+        if kind is OptionKind.SEGMENT:
             self.segment_mb = min(number, _LARGEST_MB)
         return _value_if_changed(str(number), value)
 
-    def allowed_range(self, kind: Kind) -> tuple[int, int]:
+    def allowed_range(self, kind: OptionKind) -> tuple[int, int]:
         """Give the smallest and the largest number that torch takes."""
-        if kind is Kind.SPLIT:
+        if kind is OptionKind.SPLIT:
             return self.segment_mb, _LARGEST
-        if kind is Kind.SEGMENT:
+        if kind is OptionKind.SEGMENT:
             return 11, _LARGEST  # larger than a small segment, 10 MiB
-        if kind is Kind.POSITIVE:
+        if kind is OptionKind.POSITIVE:
             return 1, _LARGEST
-        if kind is Kind.THREADS:
+        if kind is OptionKind.THREADS:
             return 0, MOST_REGISTER_THREADS
         return 0, _LARGEST
 

@@ -11,7 +11,7 @@ from loaderkit.budget.environment.allocator_conf import (
     COMMON_OPTIONS,
     CUDA_OPTIONS,
     MOST_REGISTER_THREADS,
-    Kind,
+    OptionKind,
     read_allocator_settings,
 )
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _EXAMPLES = {
-    Kind.FLAG: "True",
-    Kind.MEGABYTES: "64",
-    Kind.SEGMENT: "20",
-    Kind.SPLIT: "128",
-    Kind.RATIO: "0.8",
-    Kind.DIVISIONS: "4",
-    Kind.THREADS: "8",
-    Kind.POSITIVE: "64",
-    Kind.BACKEND: "native",
+    OptionKind.FLAG: "True",
+    OptionKind.MEGABYTES: "64",
+    OptionKind.SEGMENT: "20",
+    OptionKind.SPLIT: "128",
+    OptionKind.RATIO: "0.8",
+    OptionKind.DIVISIONS: "4",
+    OptionKind.THREADS: "8",
+    OptionKind.POSITIVE: "64",
+    OptionKind.BACKEND: "native",
 }
 """A value that torch takes, where nothing of what was written can be kept."""
 
@@ -87,30 +87,32 @@ def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
             yield match[1], match[2]
 
 
-def _mended_value(kind: Kind, value: str) -> str:
-    if kind is Kind.FLAG:
+def _mended_value(kind: OptionKind, value: str) -> str:
+    if kind is OptionKind.FLAG:
         text = value.strip("'\"").lower()
         return str(
             text not in {"false", "0", "no", "off", "none", "disable", "disabled"}
         )
-    if kind is Kind.BACKEND:
+    if kind is OptionKind.BACKEND:
         near = difflib.get_close_matches(value, ("native", "cudaMallocAsync"), 1)
         return near[0] if near else "native"
-    if kind is Kind.RATIO:
+    if kind is OptionKind.RATIO:
         return _mended_ratio(value)
     number = re.match(r"\d{1,9}", value)
-    if kind is Kind.DIVISIONS and value.startswith("["):
+    if kind is OptionKind.DIVISIONS and value.startswith("["):
         attempt = f"roundup_power2_divisions:{value}"
         accepted = read_allocator_settings(attempt).rejected is None
         return value if accepted else _EXAMPLES[kind]
     if number is None:
         return _EXAMPLES[kind]
-    least = {Kind.SPLIT: 20, Kind.SEGMENT: 20, Kind.POSITIVE: 1}.get(kind, 0)
+    least = {OptionKind.SPLIT: 20, OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}.get(
+        kind, 0
+    )
     mended = max(int(number[0]), least)
-    if kind in {Kind.DIVISIONS, Kind.THREADS}:
+    if kind in {OptionKind.DIVISIONS, OptionKind.THREADS}:
         nearest_exponent = round(math.log2(max(1, mended)))
         mended = 2**nearest_exponent
-    if kind is Kind.THREADS:
+    if kind is OptionKind.THREADS:
         mended = min(mended, MOST_REGISTER_THREADS)
     return str(mended)
 
@@ -118,8 +120,8 @@ def _mended_value(kind: Kind, value: str) -> str:
 def _mended_ratio(value: str) -> str:
     percent = re.match(r"(\d{1,3}(?:\.\d+)?)%?", value)
     if percent is None:
-        return _EXAMPLES[Kind.RATIO]
+        return _EXAMPLES[OptionKind.RATIO]
     number = float(percent[1])
     if 1 < number < 100:
         number /= 100
-    return f"{number:g}" if 0 < number < 1 else _EXAMPLES[Kind.RATIO]
+    return f"{number:g}" if 0 < number < 1 else _EXAMPLES[OptionKind.RATIO]

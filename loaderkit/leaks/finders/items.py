@@ -155,7 +155,7 @@ def describe_items(items: Sequence[Any]) -> str:
         tensors = [part for part in first if is_a(part, torch.Tensor)]
         first = tensors[0] if tensors else first
     if is_a(first, torch.Tensor):
-        kind, device, dtype, shape = describe(first).look
+        kind, device, dtype, shape = describe(first).signature
         on_device = "" if device == "cpu" else f" on {device}"
         return f"{kind} {list(shape)} {dtype}{on_device}"
     return f"{type(first).__name__}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.census import Census
     from loaderkit.leaks.finders.evidence import HeapEvidence
     from loaderkit.memory.holder import Holder
-    from loaderkit.memory.tensors import Look
+    from loaderkit.memory.tensors import TensorSignature
 
 _FEWEST_TENSORS = 2
 _FEWEST_OBJECTS = 8
@@ -59,9 +59,9 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
         At most one growth: the heaviest tensors, or the most frequent type.
     """
     now = take_census(evidence.run_epochs, evidence.heap)
-    look = _heaviest_new_look(evidence, now)
-    if look is not None:
-        return [_growth_of_tensors(evidence, now, look)]
+    signature = _heaviest_new_signature(evidence, now)
+    if signature is not None:
+        return [_growth_of_tensors(evidence, now, signature)]
     more_of_type = now.kinds - evidence.before.kinds
     for name, count in more_of_type.most_common(_MOST_TYPES):
         if count >= max(_FEWEST_OBJECTS, 2 * evidence.epochs):
@@ -71,33 +71,38 @@ def find_new_objects(evidence: HeapEvidence) -> list[Growth]:
     return []
 
 
-def _heaviest_new_look(evidence: HeapEvidence, now: Census) -> Look | None:
+def _heaviest_new_signature(
+    evidence: HeapEvidence, now: Census
+) -> TensorSignature | None:
     """Pick the kind of tensors by which most bytes came."""
     fewest = max(_FEWEST_TENSORS, evidence.epochs / 2)
-    more_bytes: dict[Look, int] = {}
-    for look, (count, size) in now.tensors.items():
-        count_before, size_before = evidence.before.tensors.get(look, (0, 0))
+    more_bytes: dict[TensorSignature, int] = {}
+    for signature, (count, size) in now.tensors.items():
+        count_before, size_before = evidence.before.tensors.get(signature, (0, 0))
         if count - count_before >= fewest:
-            more_bytes[look] = size - size_before
+            more_bytes[signature] = size - size_before
     if not more_bytes:
         return None
-    return max(more_bytes, key=lambda look: (more_bytes[look], now.tensors[look]))
+    return max(
+        more_bytes,
+        key=lambda signature: (more_bytes[signature], now.tensors[signature]),
+    )
 
 
 def _growth_of_tensors(
     evidence: HeapEvidence,
     now: Census,
-    look: Look,
+    signature: TensorSignature,
 ) -> Growth:
     """Say who holds new tensors that look alike."""
-    count, size = now.tensors[look]
-    count_before, size_before = evidence.before.tensors.get(look, (0, 0))
+    count, size = now.tensors[signature]
+    count_before, size_before = evidence.before.tensors.get(signature, (0, 0))
     per_epoch = (count - count_before) / evidence.epochs
     bytes_per_epoch = (size - size_before) // evidence.epochs
     tensors: list[torch.Tensor] = [
         tensor
         for tensor in tensors_in(evidence.heap.objects)
-        if describe(tensor).look == look
+        if describe(tensor).signature == signature
     ]
     # Not one that was there before: somebody else may keep tensors that look alike.
     old_ids = set(evidence.before.tensor_ids.tolist())
