@@ -43,17 +43,20 @@ _STYLE = """
 .loaderkit .title { font-weight: 600; overflow-wrap: anywhere; }
 .loaderkit .wide { overflow-x: auto; }
 .loaderkit table { border-collapse: collapse; margin: .4rem 0; }
-.loaderkit tr { background: none; }
-.loaderkit tr > * { padding: .1rem .9rem .1rem 0; text-align: left; max-width: none;
-  vertical-align: top; background: none; white-space: pre-line; unicode-bidi: isolate; }
+/* JupyterLab and nbconvert set tables to the right, striped, by longer selectors. */
+.loaderkit tr, .loaderkit tr > * { text-align: left !important;
+  background: none !important; color: inherit !important; }
+.loaderkit tr > * { padding: .1rem .9rem .1rem 0; max-width: none; border: 0;
+  vertical-align: top; white-space: pre-line; unicode-bidi: isolate; }
 .loaderkit .long { overflow-wrap: anywhere; }
 .loaderkit th { font-weight: 600; opacity: .75; }
 .loaderkit .bar { display: inline-block; height: .6em; border-radius: 2px;
   print-color-adjust: exact; forced-color-adjust: none; }
 .loaderkit pre { font: 12px/1.4 ui-monospace, monospace; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0; background: none; color: inherit; }
-.loaderkit code { font: 12px/1.4 ui-monospace, monospace; background: none;
-  color: inherit; unicode-bidi: isolate; overflow-wrap: anywhere; }
+.loaderkit code { font: 12px/1.4 ui-monospace, monospace; color: inherit;
+  background: none !important; padding: 0 !important; unicode-bidi: isolate;
+  overflow-wrap: anywhere; }
 .loaderkit ul { margin: .3rem 0; padding-left: 1.1rem; overflow-wrap: anywhere; }
 /* A long row becomes a list of its cells, each with the name of its column. */
 @container (max-width: 34rem) {

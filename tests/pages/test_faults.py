@@ -7,9 +7,10 @@ the browser has laid out, over results that are drawn by a seed.
 from datetime import datetime, timezone
 
 import pytest
-from browser import find_faults
+from browser import ask_browser, find_faults
 from drawn_pages import (
     Draw,
+    drawn_diagnosis,
     drawn_estimate,
     drawn_report,
     drawn_results,
@@ -57,7 +58,12 @@ def test_pages_of_extremes_have_no_fault(tmp_path):
 
 NOTEBOOK = """<!doctype html><meta charset="utf-8"><style>
 :root {{ color-scheme: light dark; }} body {{ font: 14px sans-serif; }}
-body {{ color: CanvasText; background: Canvas; }}</style><body>{card}</body>"""
+body {{ color: CanvasText; background: Canvas; }}
+/* JupyterLab's own rules for tables and code in what a cell shows */
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon :is(td, th) {{ text-align: right; }}
+.jp-RenderedHTMLCommon tbody tr:nth-child(odd) {{ background: #777; }}
+.jp-RenderedHTMLCommon :not(pre) > code {{ background: #777; padding: 1px 5px; }}
+</style><body><div class="jp-RenderedHTMLCommon">{card}</div></body>"""
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -70,6 +76,22 @@ def test_cards_of_drawn_results_have_no_fault_in_a_notebook(tmp_path, dark):
     }
 
     assert find_faults(cards, tmp_path, widths=(400, 640, 900), dark=dark) == []
+
+
+def test_a_notebook_does_not_set_the_tables_of_a_card_its_own_way(tmp_path):
+    card = drawn_diagnosis(Draw.of(3))._repr_html_()
+    question = """{
+      const clear = (element) => window.getComputedStyle(element).backgroundColor;
+      const cells = [...document.querySelectorAll("td, th")];
+      const drawn = [...document.querySelectorAll("tr, td, th, code")];
+      return {sides: [...new Set(cells.map((cell) =>
+                window.getComputedStyle(cell).textAlign))],
+              papers: [...new Set(drawn.map(clear))]};
+    }"""
+
+    shown = ask_browser(NOTEBOOK.format(card=card), tmp_path, question)
+
+    assert shown == {"sides": ["left"], "papers": ["rgba(0, 0, 0, 0)"]}
 
 
 # ---- each kind of fault is seen where it is planted
