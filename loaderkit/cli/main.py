@@ -22,6 +22,7 @@ from loaderkit.cli import (
 from loaderkit.cli.command import HasFixes, SuggestingParser, add_html_argument
 from loaderkit.cli.completion import add_completion
 from loaderkit.cli.output import (
+    answer_alone_on_stdout,
     flush_output,
     print_answer,
     print_error,
@@ -119,7 +120,8 @@ def _run_command(
 ) -> int:
     dialect = TypedWords(options.parsers, command, options, words)
     try:
-        answer = command.run(options)
+        with answer_alone_on_stdout(as_json=options.json):
+            answer = command.run(options)
         wants_page = command.has_page and options.html is not None
         if wants_page and isinstance(answer, HasPage):
             write_page_of(answer, options.html)

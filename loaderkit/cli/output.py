@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,9 +12,14 @@ from typing import TYPE_CHECKING
 from loaderkit.errors import LoaderkitError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loaderkit.cli.command import Answer
     from loaderkit.fixes import Dialect
     from loaderkit.pages.document import HasPage
+
+_STDOUT, _STDERR = 1, 2
+"""Numbers of the descriptors, on every system."""
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> None:
@@ -40,6 +46,32 @@ def print_error(error: LoaderkitError, dialect: Dialect, *, as_json: bool) -> No
     rewritten = LoaderkitError(error.what, why=error.why, fix=fix)
     text = error if fix == error.fix else rewritten
     print(f"{name}: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def answer_alone_on_stdout(*, as_json: bool) -> Iterator[None]:
+    """Let whatever else prints meanwhile print to standard error.
+
+    The user's own code does: a script that is watched, a module that a dataset comes
+    from.  A program that reads an answer could not tell the two apart.
+
+    Args:
+        as_json: For a program; else nothing is changed.
+    """
+    # One of them is None where it was closed before Python began, as by >&-.
+    if not as_json or sys.stdout is None or sys.stderr is None:
+        yield
+        return
+    flush_output()
+    # The process's own, for what it starts; and Python's, which a caller may replace.
+    own_stdout = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(own_stdout, _STDOUT)
+        os.close(own_stdout)
 
 
 def write_page_of(answer: HasPage, file: str) -> None:

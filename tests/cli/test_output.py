@@ -125,6 +125,51 @@ def test_json_is_read_by_a_strict_parser(cache, capsys, arguments):
     assert isinstance(json.loads(text, parse_constant=refuse_constant), dict)
 
 
+NOISY = """
+import os
+import torch
+
+print("of the user's own code", flush=True)
+os.write(1, b"of a library in C")
+DATA = [{"x": torch.ones(4)} for _ in range(9)]
+MODEL = torch.nn.Linear(4, 1)
+"""
+RUNS_OF_USERS_CODE = {
+    "pack": ["{noisy}:DATA", "{cache}2"],
+    "plan": ["{noisy}:MODEL", "4"],
+    "watch": ["{noisy}"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", RUNS_OF_USERS_CODE)
+def test_what_the_users_code_prints_is_not_in_the_json(cache, tmp_path, capfd, command):
+    noisy = tmp_path / "noisy.py"
+    noisy.write_text(NOISY)
+    arguments = [
+        argument.format(noisy=noisy, cache=cache)
+        for argument in RUNS_OF_USERS_CODE[command]
+    ]
+
+    status = main([command, "--json", *arguments])
+
+    printed = capfd.readouterr()
+    assert isinstance(json.loads(printed.out), dict)
+    for noise in ("of the user's own code", "of a library in C"):
+        assert noise in printed.err
+    assert status == 0
+
+
+@pytest.mark.slow
+def test_what_the_users_code_prints_stays_where_a_person_reads(cache, tmp_path, capfd):
+    noisy = tmp_path / "noisy.py"
+    noisy.write_text(NOISY)
+
+    main(["pack", f"{noisy}:DATA", f"{cache}2"])
+
+    assert "of the user's own code" in capfd.readouterr().out
+
+
 def test_a_page_is_written_beside_the_answer(cache, tmp_path, capsys):
     page = tmp_path / "page.html"
 
