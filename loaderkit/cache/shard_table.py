@@ -60,6 +60,7 @@ _POSITION, _NUMBER, _SAMPLES, _BYTES, _XXH3_HIGH, _XXH3_LOW = range(6)
 """The first numbers of every shard: where it stands in the cache, the number in its
 name, its samples, its bytes, and the two halves of its checksum."""
 _FIRST_NUMBER_OF_ARRAYS = 6
+"""Behind these, numbers of each array follow."""
 _WIDTHS = (0, 1, 2, 4, 8)
 """Bytes that a stored number may take."""
 _FEW_NAMES = 50

@@ -38,6 +38,7 @@ a log that gets a line an epoch.  Both chosen."""
 _EXPLAINED_BY_HELD = 0.5
 """Of what grew, from which on what has no known holder is not named beside it."""
 _MOST_NAMED = 5
+"""Growths of a report.  Chosen: the resources that leak and the objects behind them."""
 _SHOWN: frozenset[PatternName] = frozenset({"autograd cycle", "exit handlers"})
 """Causes without a variable that are proved, so that no other one is looked for."""
 _OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")

@@ -139,6 +139,7 @@ _NOT_COUNTED = "\u2064"
 _MARKS = _BEGINS_ANEW + _COLUMN
 _CLOSING = re.compile(r"[\"')}\]]{1,8}[ \t]*\Z")
 _MOST_PREFIXES = 6
+"""A line of ray about vLLM on a rank has five."""
 _BANNER = re.compile(
     r"(?P<mark>[#=~*!>+-])(?P=mark){1,80} {1,4}"
     r"(?P<words>(?!(?P=mark))\S(?:[^\n]{0,240}?\S)?) {1,4}"
@@ -146,7 +147,6 @@ _BANNER = re.compile(
 )
 """A line between marks, as programs draw it: "=== exited with 137 ===".  A heading has
 its marks in front only, and bold type none with a blank beside it."""
-"""A line of ray about vLLM on a rank has five."""
 
 
 class _Line(NamedTuple):

@@ -23,7 +23,9 @@ _LARGEST = 2**64 - 1
 """Of ``size_t``."""
 _LARGEST_MB = _LARGEST >> 20
 _DEFAULT_SEGMENT_MB = 20
+"""Of torch's large segments, where no option says another size."""
 MOST_REGISTER_THREADS = 128
+"""What torch takes for ``pinned_num_register_threads``, at most."""
 
 
 class OptionKind(Enum):

@@ -30,6 +30,7 @@ _SHARE_ERROR = 0.05
 of batches whose sizes vary by megabytes one in a hundred fits two censuses by chance.
 """
 _MOST_NAMED = 3
+"""As many as ``find_growth`` names."""
 
 
 def find_growing_array(evidence: HeapEvidence) -> list[Growth]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from loaderkit.leaks.finders.evidence import CounterEvidence
 
 _KINDS_NAMED = 2
+"""Those that grew most; chosen."""
 
 
 def find_left_shared_memory(evidence: CounterEvidence) -> list[Growth]:

@@ -33,6 +33,7 @@ _LEAST_GROWN_BYTES = 512 << 10
 transformers and torch's compiler in a process, 176 values weigh 64 KiB or more, one
 256 KiB, and none 512."""
 _FEWEST_ITEMS = 3
+"""A value with fewer is looked at as a link of a chain alone."""
 _FEWEST_PLAIN_ITEMS = 1_000
 """Of numbers and short texts, of which many constants consist."""
 _FEWEST_OBJECTS, _MOST_OBJECTS = 200, 50_000
