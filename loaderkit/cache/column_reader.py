@@ -49,7 +49,7 @@ from loaderkit.cache.placement import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -352,7 +352,24 @@ class ColumnReader:
                 yield group, column
 
     def _find_joinable_rows(self) -> Iterator[JoinableRows]:
-        """Find the shards whose rows can be read as one array, at least two each time.
+        """Find shards whose rows can be read as one array, at least two each time."""
+        for layout, groups in self._group_alike_rows().items():
+            row_bytes = bytes_of_row(layout.dtype, layout.row_shape)
+            if not row_bytes or sum(len(rows.of_shards) for rows in groups) < 2:
+                continue
+            of_shards = np.concatenate([rows.of_shards for rows in groups])
+            of_shards = of_shards[of_shards["shard"].argsort()]
+            starts, counts = of_shards["start"], of_shards["count"]
+            fits = can_be_placed(starts, counts, row_bytes, mmap.PAGESIZE)
+            fits |= of_shards["is_copied"]
+            if np.count_nonzero(fits) > 1:
+                offsets = tuple(rows.offsets for rows in groups)
+                yield JoinableRows(
+                    layout.dtype, layout.row_shape, offsets, of_shards[fits]
+                )
+
+    def _group_alike_rows(self) -> Mapping[_RowLayout, list[_RowsOfGroup]]:
+        """Group the shards in which the column's rows could lie in one array.
 
         Columns that share offsets are looked up once if they are placed alike: in the
         same shards, all of which begin at whole pages.  Where fewer than half of the
@@ -381,21 +398,7 @@ class ColumnReader:
                     layout = _RowLayout(array.dtype, row_shape, at_page)
                     rows = _RowsOfGroup(column.offsets, of_shards[chosen])
                     alike[layout].append(rows)
-
-        for layout, groups in alike.items():
-            row_bytes = bytes_of_row(layout.dtype, layout.row_shape)
-            if not row_bytes or sum(len(rows.of_shards) for rows in groups) < 2:
-                continue
-            of_shards = np.concatenate([rows.of_shards for rows in groups])
-            of_shards = of_shards[of_shards["shard"].argsort()]
-            starts, counts = of_shards["start"], of_shards["count"]
-            fits = can_be_placed(starts, counts, row_bytes, mmap.PAGESIZE)
-            fits |= of_shards["is_copied"]
-            if np.count_nonzero(fits) > 1:
-                offsets = tuple(rows.offsets for rows in groups)
-                yield JoinableRows(
-                    layout.dtype, layout.row_shape, offsets, of_shards[fits]
-                )
+        return alike
 
     def _count_placed_alike(self) -> int:
         """Count the shards where the columns that share offsets all begin at pages."""

@@ -490,9 +490,8 @@ def _advice_on(value: object) -> str | Fix:
     """Say what to store in the place of something that a cache cannot hold."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "mM":
-            return 'x.astype("datetime64[us]").astype("int64")'.replace(
-                "datetime64", "datetime64" if value.dtype.kind == "M" else "timedelta64"
-            )
+            kind_of_time = "datetime64" if value.dtype.kind == "M" else "timedelta64"
+            return f'x.astype("{kind_of_time}[us]").astype("int64")'
         if value.dtype.kind == "O":
             return "store list(x), or x.astype(np.float32) where it holds numbers"
         if value.dtype.kind in "US":

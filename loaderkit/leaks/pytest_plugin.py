@@ -204,19 +204,7 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
     # The marker that is closest to the test comes first: its class may have one, too.
     mark = next(item.iter_markers(MARK), None)
     if mark is not None:
-        unknown = set(mark.kwargs) - _OPTIONS
-        if mark.args or unknown:
-            wrong = ", ".join(sorted(unknown)) or "a positional argument"
-            names = ", ".join(sorted(_OPTIONS))
-            near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
-            meant = sorted(name for matches in near for name in matches)
-            fix = f"@pytest.mark.{MARK}(epochs=12), or without brackets"
-            if meant:
-                fix = f"did you mean {', '.join(meant)}?"
-            elif mark.args:
-                fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"
-            why = f"it takes {names}, by name"
-            _fail(f"{MARK} got {wrong}.", why=why, fix=fix)
+        _check_arguments(mark)
         settings |= mark.kwargs
     epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS), mark)
     if epochs < _FEWEST_EPOCHS:
@@ -227,6 +215,23 @@ def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
             fix=f"{_where_set(mark, 'epochs')}={_DEFAULT_EPOCHS}",
         )
     return epochs, settings
+
+
+def _check_arguments(mark: pytest.Mark) -> None:
+    """Fail a test whose marker has arguments that it does not take."""
+    unknown = set(mark.kwargs) - _OPTIONS
+    if not mark.args and not unknown:
+        return
+    unwanted = ", ".join(sorted(unknown)) or "a positional argument"
+    near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
+    meant = sorted(name for matches in near for name in matches)
+    fix = f"@pytest.mark.{MARK}(epochs=12), or without brackets"
+    if meant:
+        fix = f"did you mean {', '.join(meant)}?"
+    elif mark.args:
+        fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"
+    why = f"it takes {', '.join(sorted(_OPTIONS))}, by name"
+    _fail(f"{MARK} got {unwanted}.", why=why, fix=fix)
 
 
 def _where_set(mark: pytest.Mark | None, name: str) -> str:
