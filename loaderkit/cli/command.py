@@ -123,7 +123,8 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
         type=name_and_value,
         action="append",
         metavar="NAME=VALUE",
-        help="for the file system of a URL; VALUE may be JSON; may be repeated",
+        help="for the file system of a URL; VALUE may be JSON; may be repeated "
+        "(default: none)",
     )
 
 
@@ -135,7 +136,7 @@ def storage_options(options: argparse.Namespace) -> dict[str, Any] | None:
 def add_html_argument(parser: argparse.ArgumentParser) -> None:
     """Add where a page is written."""
     file = parser.add_argument(
-        "--html", metavar="FILE", help="write a page with pictures too"
+        "--html", metavar="FILE", help="write a page with pictures too (default: no)"
     )
     complete_files(file)
 

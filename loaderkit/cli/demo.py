@@ -18,10 +18,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_integer,
         default=40,
         metavar="N",
-        help="epochs to train",
+        help="epochs to train (default: %(default)s)",
     )
     folder = parser.add_argument(
-        "--keep", metavar="FOLDER", help="keep the files and the cache"
+        "--keep",
+        metavar="FOLDER",
+        help="where the files and the cache are kept (default: nowhere)",
     )
     complete_files(folder)
 

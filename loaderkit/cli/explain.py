@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     file = parser.add_argument(
-        "file", nargs="?", default="-", help="a text or log; standard input if -"
+        "file",
+        nargs="?",
+        default="-",
+        help="a text or log (default: standard input, as -)",
     )
     complete_files(file)
 

@@ -31,10 +31,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     complete_files(cache)
     add_storage_options(parser)
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes that read samples"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that read samples (default: one a CPU, at most 4)",
     )
     parser.add_argument(
-        "--compression", metavar="NAME", help="gzip, lzf, or a filter of hdf5plugin"
+        "--compression",
+        metavar="NAME",
+        help="gzip, lzf, or a filter of hdf5plugin (default: none)",
     )
     parser.add_argument(
         "--shard-size",
@@ -42,10 +47,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=byte_size,
         default=argparse.SUPPRESS,
         metavar="SIZE",
-        help="bytes after which a file is finished, such as 256MiB",
+        help="bytes after which a file is finished (default: 256MiB)",
     )
     parser.add_argument(
-        "--pattern", default="*.pt", metavar="GLOB", help="which files of the folder"
+        "--pattern",
+        default="*.pt",
+        metavar="GLOB",
+        help="which files of the folder (default: %(default)s)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a cache")
     parser.add_argument(

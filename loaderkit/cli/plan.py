@@ -37,33 +37,44 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "argument for one sample, such as 80x7 or 3x32x32,20:int64",
     )
     complete_files(data)
-    parser.add_argument("--device", default="cpu", help="where it shall train")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="such as cuda, which need not be here (default: %(default)s)",
+    )
     parser.add_argument(
         "--limit",
         type=byte_size,
         metavar="SIZE",
-        help="such as 8GiB; what is free if none",
+        help="memory to use, such as 8GiB (default: what is free)",
     )
     parser.add_argument(
         "--batch-size",
         type=positive_integer,
         default=32,
         metavar="N",
-        help="samples of a step",
+        help="samples of a training step (default: %(default)s)",
     )
     parser.add_argument(
         "--epochs",
         type=positive_integer,
         default=100,
         metavar="N",
-        help="it shall survive",
+        help="length of the run, for its chance to fail (default: %(default)s)",
     )
     parser.add_argument(
-        "--optimizer", default="adam", metavar="NAME", help="such as adamw or sgd"
+        "--optimizer",
+        default="adam",
+        metavar="NAME",
+        help="such as adamw or sgd (default: %(default)s)",
     )
-    parser.add_argument("--autocast", metavar="DTYPE", help="such as bfloat16")
     parser.add_argument(
-        "--loss", metavar="NAME", help="module:name or file.py:name of a loss"
+        "--autocast", metavar="DTYPE", help="such as bfloat16 (default: none)"
+    )
+    parser.add_argument(
+        "--loss",
+        metavar="NAME",
+        help="module:name or file.py:name (default: the mean of what the model gives)",
     )
 
 

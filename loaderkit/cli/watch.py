@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--pid", type=positive_integer, help="look at a running process"
+        "--pid",
+        type=positive_integer,
+        help="a running process to look at (default: none, but a script)",
     )
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="how long to look at --pid"
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="how long to look at --pid (default: until it ends)",
     )
     page = parser.add_argument(
-        "--html", metavar="FILE", help="write a page with pictures too"
+        "--html", metavar="FILE", help="write a page with pictures too (default: no)"
     )
     complete_files(page)
     script = parser.add_argument("script", nargs="?", help="a Python file")

@@ -1,5 +1,6 @@
 """The command line, called as a user calls it."""
 
+import argparse
 import importlib.util
 import io
 import json
@@ -126,6 +127,20 @@ def test_every_argument_has_help_and_every_command_json(name):
 
     assert [action.dest for action in actions if not action.help] == []
     assert "--json" in {word for action in actions for word in action.option_strings}
+
+
+@pytest.mark.parametrize("name", commands())
+def test_the_help_of_an_option_says_what_holds_without_it(name):
+    options = [
+        action
+        for action in commands()[name]._actions
+        if action.option_strings and action.nargs != 0
+    ]
+
+    assert [o.dest for o in options if "(default: " not in o.help] == []
+    for option in options:
+        if option.default is not None and option.default is not argparse.SUPPRESS:
+            assert "(default: %(default)s)" in option.help
 
 
 def test_the_exit_statuses_are_in_the_help(capsys):
