@@ -31,6 +31,7 @@ from loaderkit.cache.store import Store
 from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
+from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.packing import library_versions
 from loaderkit.datasets.renaming import Renaming, read_renamed
 from loaderkit.datasets.safe import SafeDataset
@@ -127,7 +128,7 @@ def extend(
     *,
     spans: int | None = None,
     workers: int | None = None,
-    shard_bytes: int | str = 256 << 20,
+    shard_bytes: int | str = PackOptions.shard_bytes,
     track_files: TrackFiles = "stat",
     classes: Iterable[type] = (),
 ) -> SafeDataset[Any]:
