@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,60 @@ def has_deadline(call):
         case [ast.Constant(value=int() | float() as seconds)]:
             return call.func.attr == "join" and seconds >= 1
     return False
+
+
+def is_text(node):
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)
+
+
+def texts_about_nothing(tree):
+    """List the lines of texts that stand behind no assignment, and begin no body."""
+    lines = []
+    for node in ast.walk(tree):
+        body = getattr(node, "body", [])
+        for before, after in itertools.pairwise(body if isinstance(body, list) else []):
+            is_about_it = isinstance(before, ast.Assign | ast.AnnAssign)
+            if is_text(after) and not is_about_it:
+                lines.append(after.lineno)
+    return lines
+
+
+def texts_cut_by_a_condition(tree):
+    """List the lines of texts of several lines that a condition takes as a whole.
+
+    ``"a" "b" if c else ""`` is "" where c is not, and looks as if it were "a".
+    """
+    return [
+        part.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.IfExp)
+        for part in (node.body, node.orelse)
+        if isinstance(part, ast.JoinedStr | ast.Constant)
+        and part.lineno != part.end_lineno
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("find", [texts_about_nothing, texts_cut_by_a_condition])
+def test_no_text_stands_where_it_is_not_read_or_not_whole(find):
+    assert {str(file): lines for file in FILES if (lines := find(tree_of(file)))} == {}
+
+
+def test_a_text_that_is_about_nothing_or_not_whole_is_seen():
+    text = '''
+"""What the file is for."""
+LIMIT = 3
+"""Chosen."""
+"""About something that was removed."""
+why = "known"
+why = (
+    f"{name} is skipped"
+    f": probably {near} is meant"
+    if near
+    else ""
+)
+'''
+
+    assert texts_about_nothing(ast.parse(text)) == [5]
+    assert texts_cut_by_a_condition(ast.parse(text)) == [8]

@@ -80,9 +80,8 @@ def _check_samples(group: ShardGroup) -> None:
 def _check_column(
     group: ShardGroup, column: ColumnSchema, spec: ColumnSpec, dtype: np.dtype[Any]
 ) -> None:
-    name, ndim = spec.name, spec.ndim
     is_counter = spec.kind in COUNTER_KINDS
-    array, sizes = group.schema.array[column.values], group.shape(column.values)
+    array = group.schema.array[column.values]
     stored = np.dtype(array.dtype)
     is_narrowed = (
         dtype.str in _WIDENED
@@ -91,32 +90,44 @@ def _check_column(
         and stored.itemsize <= dtype.itemsize
     )
     if stored != dtype and not is_narrowed:
-        raise _damaged_manifest(f"column {name!r} holds {stored} for {dtype}")
+        raise _damaged_manifest(f"column {spec.name!r} holds {stored} for {dtype}")
     for axes in _axes_of_samples(group, column):
-        if axes != ndim:
+        if axes != spec.ndim:
             raise _damaged_manifest(
-                f"column {name!r} has values of {axes} axes, not {ndim}"
+                f"column {spec.name!r} has values of {axes} axes, not {spec.ndim}"
             )
-    if is_counter:
-        # One number a sample, or a pair of them.
-        is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
-        whole = ndim == array.axes - 1 and (array.axes == 1 or is_pair)
-        if column.offsets is not None or not whole or array.chunk_index is not None:
-            raise _damaged_manifest(f"column {name!r} is no column of counts")
-    if array.axes == 1:
+    if is_counter and not _holds_counts(group, column, spec):
+        raise _damaged_manifest(f"column {spec.name!r} is no column of counts")
+    if array.axes > 1:
+        _check_row_sizes(group, column, spec.name)
+
+
+def _holds_counts(group: ShardGroup, column: ColumnSchema, spec: ColumnSpec) -> bool:
+    """Tell whether each sample has one number, or a pair of them."""
+    array, sizes = group.schema.array[column.values], group.shape(column.values)
+    is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
+    is_one_a_sample = spec.ndim == array.axes - 1 and (array.axes == 1 or is_pair)
+    is_plain = column.offsets is None and array.chunk_index is None
+    return is_one_a_sample and is_plain
+
+
+def _check_row_sizes(group: ShardGroup, column: ColumnSchema, name: str) -> None:
+    """Refuse rows that would take memory without taking bytes on disk, or too much.
+
+    Rows without any number can be as many as one likes.
+    """
+    sizes, row_size = group.shape(column.values), group.row_size(column.values)
+    is_wrong = (row_size == 0) & (sizes[0] > group.samples_with(name))
+    is_wrong |= row_size > _MOST_IN_A_ROW
+    if not is_wrong.any():
         return
-    # Rows without any number can be as many as one likes, without a byte on disk.
-    row_size = group.row_size(column.values)
-    wrong = (row_size == 0) & (sizes[0] > group.samples_with(name))
-    wrong |= row_size > _MOST_IN_A_ROW
-    if wrong.any():
-        at = int(wrong.argmax())
-        rows, *shape = (int(size[at]) for size in sizes)
-        if row_size[at]:
-            raise _damaged_manifest(
-                f"a row of column {name!r} has the shape {tuple(shape)}"
-            )
-        raise _damaged_manifest(f"column {name!r} has {rows:,} rows without numbers")
+    shard = int(is_wrong.argmax())
+    rows, *shape = (int(size[shard]) for size in sizes)
+    if row_size[shard]:
+        raise _damaged_manifest(
+            f"a row of column {name!r} has the shape {tuple(shape)}"
+        )
+    raise _damaged_manifest(f"column {name!r} has {rows:,} rows without numbers")
 
 
 def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:
