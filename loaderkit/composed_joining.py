@@ -189,7 +189,7 @@ def _joined_in_two_ways(parts: Sequence[Any], field: str) -> LoaderError:
             message = f"{field} differs in length, and part {number} of the "
             message += f"ConcatDataset, {kind_of(part)}, is not packed."
             why = "torch joins the samples then, which cannot join other lengths"
-            fix = f"loaderkit.pack(parts[{number}], path) in its place; or "
+            fix = "loaderkit.pack(part, path), or loaderkit.extend(cache, part); or "
             return LoaderError(message, why=why, fix=f"{fix}collate_fn=... for all")
     first, *others = parts
     for number, part in enumerate(others, start=1):

@@ -475,7 +475,7 @@ def test_a_device_by_another_name_is_answered_with_torchs(name, call):
 
 
 @pytest.mark.parametrize("call", TAKE_A_DEVICE)
-@pytest.mark.parametrize("name", [*OF_OTHER_LIBRARIES, "hpu:1", "gaudi3"])
+@pytest.mark.parametrize("name", [*sorted(OF_OTHER_LIBRARIES), "hpu:1", "gaudi3"])
 def test_a_device_whose_library_is_missing_is_not_taken_for_another_one(name, call):
     with pytest.raises(ValueError, match=re.escape(repr(name))) as raised:
         TAKE_A_DEVICE[call](name)

@@ -167,7 +167,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ),
         (_FIELDS, _MAP),
     ),
-    "add_item": (_ROWS, "dataset + [sample], torch's ConcatDataset"),
+    "add_item": (_ROWS, "loaderkit.extend(dataset, [sample]), or dataset + [sample]"),
     **dict.fromkeys(("column_names", "features", "num_columns"), (_FIELDS, _INSPECT)),
     **dict.fromkeys(("num_rows", "shape"), ("a dataset has rows", "len(dataset)")),
     **dict.fromkeys(

@@ -67,6 +67,7 @@ from loaderkit.errors import (
 )
 from loaderkit.notebook import card
 from loaderkit.operations import answer_operations
+from loaderkit.pyg import is_pyg_data
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums
         self._loaderkit = DatasetState()
+        self._refuse_cache_that_nobody_packs()
 
     @classmethod
     def _of_opened(cls, opened: OpenedCache, *, plain: bool, **options: Any) -> Self:
@@ -299,6 +301,14 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __contains__(self, sample: object) -> bool:
         self._refuse_key(sample)
+        # PyG's graphs have an __eq__, which compares where they are.
+        has_no_equality = type(sample).__eq__ is object.__eq__ and sample is not None
+        is_only_itself = has_no_equality or is_pyg_data(sample)
+        if is_only_itself and (self.reads_cache or self.transforms_cache):
+            message = f"{show_value(sample)} cannot be looked for among the samples."
+            why = f"{kind_of(sample)} is equal to itself alone, and samples are copies"
+            fix = "dataset.row_of(key) for a key; or any(f(other) for other in dataset)"
+            raise OptionError(message, why=why, fix=fix)
         return any(_is_same(other, sample) for other in self)
 
     def _refuse_key(self, sample: object) -> None:
@@ -427,6 +437,22 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         if not self._would_be_packed():
             samples = count_of(len(self), "samples")
         return f"{type(self).__name__}({samples}, {where})"
+
+    def _refuse_cache_that_nobody_packs(self) -> None:
+        """Refuse a new cache for samples that a subclass reads by itself.
+
+        Its ``__getitem__`` would be called each time, and there would be no cache.
+        """
+        reads_itself = not is_ours(self.__getitem__) and not self._has_own_load()
+        if not reads_itself or not isinstance(self.cache, Path) or self.cache.exists():
+            return
+        name = type(self).__name__
+        message = f"{name} has a cache, {self.cache}, that is never packed."
+        why = "it has a __getitem__ of its own, and no load(key), which packing calls"
+        fix = "def keys(self): return range(100), and def load(self, key): return ..., "
+        fix += f"in place of __getitem__; or loaderkit.pack({name}(), path) of a class "
+        fix += "that is torch's Dataset"
+        raise OptionError(message, why=why, fix=fix)
 
     def _would_be_packed(self) -> bool:
         """Tell whether reading starts by packing, or by asking whether it must."""

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
 
 from loaderkit.arguments import nearest_name, with_article
 from loaderkit.dataset_protocol import (
@@ -27,7 +33,7 @@ from loaderkit.dataset_protocol import (
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.forking import ForkHazard, find_fork_hazard
 from loaderkit.habits import SIZE_NAMES
-from loaderkit.joining import check_known_keys, known_keys
+from loaderkit.joining import check_known_keys, holds_graphs, known_keys
 from loaderkit.loader.collating import is_gathering, split_transform
 from loaderkit.loader.options import SIZES, START_METHOD_VARIABLE
 from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
@@ -265,6 +271,8 @@ def sizes_of(dataset: object, name: str) -> Ints:
     if asked.sizes is None and isinstance(asked.dataset, ConcatDataset):
         parts = [sizes_of(part, name) for part in asked.dataset.datasets]
         sizes: ArrayLike | None = np.concatenate(parts)
+    elif asked.sizes is None and type(asked.dataset) is StackDataset:
+        sizes = _sizes_of_stack(asked.dataset, name)
     else:
         sizes = _sizes_in_table(asked.sizes, name)
     if sizes is None:
@@ -289,6 +297,29 @@ def sizes_of(dataset: object, name: str) -> Ints:
         fix = "count in larger units, or mend sizes()"
         raise LoaderError(message, why=why, fix=fix)
     return numbers
+
+
+def _sizes_of_stack(stack: StackDataset[Any], name: str) -> Ints | None:
+    """Add up the sizes of what samples are stacked of; None where a part's matter.
+
+    A sample has the nodes and edges of all its graphs, and the tokens of the item that
+    has most, as in a cache of such samples.
+    """
+    parts = (
+        stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets
+    )
+    known: list[Ints] = []
+    for part in parts:
+        try:
+            known.append(sizes_of(part, name))
+        except LoaderError:
+            of_graphs = name in {"nodes", "edges"} and len(part)
+            if not of_graphs or holds_graphs(part[0]):
+                return None
+    if not known:
+        return None
+    total: Ints = np.max(known, axis=0) if name == "tokens" else np.sum(known, axis=0)
+    return total
 
 
 def _sizes_in_table(table: object, name: str) -> ArrayLike | None:
@@ -367,6 +398,9 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
     message = f"The {name} of the samples {verb} not known."
     why = f"a {type(dataset).__name__} does not say them"
     fix = "loaderkit.pack(dataset, path), or give it sizes() -> {name: array}"
+    if type(dataset) is StackDataset:
+        why = f"a part of the StackDataset does not say the {name} of its items"
+        fix = "loaderkit.pack(part, path) of each part"
     if table is not None:
         known = _names_in(table)
         why = f"its sizes() says nothing of {name}: some sample has no such number"

@@ -1019,3 +1019,35 @@ def test_graphs_of_other_fields_are_added(tmp_path):
     ours = pack([graph(0)], tmp_path / "g.lk", workers=0)
 
     assert len(extend(ours, [Data(x=torch.ones(1, 1)), hetero(0)], workers=0)) == 3
+
+
+class ReadsItself(SafeDataset):
+    """A dataset as torch's tutorials have it."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return {"x": torch.ones(row)}
+
+
+def test_a_cache_that_nobody_packs_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="never packed") as refused:
+        ReadsItself(cache=tmp_path / "a.lk")
+    assert "loaderkit.pack(ReadsItself(), path)" in refused.value.fix
+
+    pack([{"x": torch.ones(row)} for row in range(3)], tmp_path / "a.lk", workers=0)
+    assert len(ReadsItself(cache=tmp_path / "a.lk")) == 3
+    assert open_cache(tmp_path / "a.lk")[2]["x"].tolist() == [1, 1]
+
+
+def test_a_graph_is_not_looked_for_among_copies(tmp_path):
+    graphs = [Data(x=torch.ones(n, 1)) for n in (1, 2)]
+    packed = pack(graphs, tmp_path / "a.lk", workers=0)
+
+    for graph in (graphs[0], packed[0]):
+        with pytest.raises(OptionError, match="cannot be looked for"):
+            graph in packed  # noqa: B015
+    nones = pack([None, 1], tmp_path / "b.lk", workers=0)
+    assert None in nones
+    assert 2 not in pack([3, 1], tmp_path / "c.lk", workers=0, overwrite=True)

@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 from loaderkit import build_loader, open_cache, pack
 from loaderkit.datasets.ragged import Packed, Padded
 from loaderkit.errors import DatasetError, LoaderError, LoaderkitError
+from loaderkit.loader.description import sizes_of
 from loaderkit.testing import assert_same
 
 # What a field may be, by name: a function of (length, number of the part, row in it).
@@ -186,6 +187,27 @@ def test_fields_of_graphs_in_a_stack_can_be_named(tmp_path):
     assert labels.tolist() == [0, 1]
     with pytest.raises(DatasetError, match="follow_batch"):
         next(iter(build_loader(StackDataset([0, 1]), follow_batch=["x"], **options)))
+
+
+def test_sizes_of_stacked_samples_are_those_of_their_items(tmp_path):
+    graphs = pack([Data(x=torch.ones(n, 1)) for n in (1, 2, 3)], tmp_path / "g.lk")
+    long, short = pack_all([texts([4, 5, 6]), texts([1, 9, 2])], tmp_path)
+
+    assert sizes_of(StackDataset(graphs, long, [0, 1, 2]), "nodes").tolist() == [
+        1,
+        2,
+        3,
+    ]
+    assert sizes_of(StackDataset(a=graphs, b=graphs), "nodes").tolist() == [2, 4, 6]
+    [one] = pack_all([list(StackDataset(long, short))], tmp_path / "one")
+    for name in ("tokens", "bytes"):
+        together = sizes_of(StackDataset(long, short), name)
+        assert together.tolist() == sizes_of(one, name).tolist()
+    for unknown in ([Data(x=torch.ones(2, 1))] * 3, [1, 2, 3]):
+        with pytest.raises(LoaderError, match="bytes of the samples are not known"):
+            sizes_of(StackDataset(graphs, unknown), "bytes")
+    with pytest.raises(LoaderError, match="nodes of the samples are not known"):
+        sizes_of(StackDataset(graphs, [Data(x=torch.ones(2, 1))] * 3), "nodes")
 
 
 UNLIKE = {
