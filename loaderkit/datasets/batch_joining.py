@@ -197,9 +197,9 @@ class BatchJoining(SampleReading[T]):
         """
         datasets = [part for part in (self, *others) if part.cache is not None]
         parts = [part._open_cache().field_shapes for part in datasets]
-        for field, shapes in together(parts).items():
-            if shapes.joining is Joining.RAGGED:
-                return "".join(f"[{key!r}]" for key in field.path) or "a sample"
+        for path, by_kind in together(parts).items():
+            if any(shapes.joining is Joining.RAGGED for shapes in by_kind.values()):
+                return "".join(f"[{key!r}]" for key in path) or "a sample"
         return None
 
     def fill_padding(self, batch: Any) -> None:

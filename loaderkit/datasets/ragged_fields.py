@@ -41,10 +41,9 @@ class Joining(Enum):
     """Stacked, and refused where the samples of a batch differ in shape."""
 
 
-class Field(NamedTuple):
-    """A field of samples that holds tensors or arrays of one kind."""
+class ValueKind(NamedTuple):
+    """What the values of a field are; those of one kind have a column of their own."""
 
-    path: Path
     is_array: bool
     """Of numpy's."""
     dtype: torch.dtype
@@ -78,7 +77,8 @@ class Shapes(NamedTuple):
         return Joining.RAGGED if self.length is None else Joining.STACKED
 
 
-FieldShapes: TypeAlias = "Mapping[Field, Shapes]"
+FieldShapes: TypeAlias = "Mapping[Path, Mapping[ValueKind, Shapes]]"
+"""The shapes of each kind of values, by the keys that lead to a field."""
 
 
 class JointShapes(NamedTuple):
@@ -89,29 +89,27 @@ class JointShapes(NamedTuple):
     shapes: FieldShapes
 
 
-def field_shapes(store: Store, variants: Iterable[Node]) -> dict[Field, Shapes]:
+def field_shapes(store: Store, variants: Iterable[Node]) -> FieldShapes:
     """Find the shapes of all fields of tensors in a cache, without reading any.
 
     Args:
         store: The cache.
         variants: The ways in which its samples are built, or a part of them is.
     """
-    shapes: dict[Field, Shapes] = {}
+    of_variants = []
     for variant in variants:
         if is_graph(variant):
             continue  # PyG knows how to join its fields
         for path, leaf in _leaves_with_paths(variant, ()):
             spec = leaf.column
-            is_tensor = LEAF_KINDS[spec.kind].in_dicts is DictJoin.TENSOR
-            if is_tensor and spec.ndim:
+            if LEAF_KINDS[spec.kind].in_dicts is not DictJoin.TENSOR or not spec.ndim:
+                continue
+            shapes = column_shapes(store, spec.name)
+            if shapes is not None:
                 is_array = spec.kind is Kind.ARRAY
-                field = Field(path, is_array, batch_dtype(spec), spec.ndim)
-                of_column = column_shapes(store, spec.name)
-                if of_column is None:
-                    continue
-                known = shapes.get(field, of_column)
-                shapes[field] = known.beside(of_column)
-    return shapes
+                kind = ValueKind(is_array, batch_dtype(spec), spec.ndim)
+                of_variants.append({path: {kind: shapes}})
+    return together(of_variants)
 
 
 def joining_of(
@@ -127,33 +125,46 @@ def joining_of(
     Returns:
         None where the dataset has no such field.
     """
-    # Few values are unlike, and a batch has many.
-    unlike = {(type(value), value.dtype, value.ndim): value for value in values}
-    fields = [
-        Field(path, isinstance(value, np.ndarray), as_tensor(value).dtype, value.ndim)
-        for value in unlike.values()
-    ]
-    joinings = {shapes[field].joining for field in fields if field in shapes}
+    by_kind = shapes.get(path)
+    if by_kind is None:
+        return None
+    joinings = {of_kind.joining for of_kind in by_kind.values()}
+    if len(joinings) > 1:
+        kinds = _kinds_of(values) & by_kind.keys()
+        joinings = {by_kind[kind].joining for kind in kinds}
     for joining in (Joining.STACKED_IF_EQUAL, Joining.RAGGED, Joining.STACKED):
         if joining in joinings:
             return joining
     return None
 
 
+def _kinds_of(values: Sequence[Any]) -> set[ValueKind]:
+    # Few values are unlike, and a batch has many.
+    unlike = {(type(value), value.dtype, value.ndim): value for value in values}
+    return {
+        ValueKind(isinstance(value, np.ndarray), as_tensor(value).dtype, value.ndim)
+        for value in unlike.values()
+    }
+
+
 def as_tensor(value: Any) -> torch.Tensor:
     """See a tensor or an array as a tensor, in this machine's order of bytes."""
-    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+    if isinstance(value, torch.Tensor):
+        return value
+    if not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return torch.as_tensor(value)
 
 
-def together(parts: Iterable[FieldShapes]) -> dict[Field, Shapes]:
+def together(parts: Iterable[FieldShapes]) -> FieldShapes:
     """Tell the shapes of fields in all parts of a dataset."""
-    shapes: dict[Field, Shapes] = {}
+    joint: dict[Path, dict[ValueKind, Shapes]] = {}
     for part in parts:
-        for field, of_part in part.items():
-            shapes[field] = shapes.get(field, of_part).beside(of_part)
-    return shapes
+        for path, by_kind in part.items():
+            of_field = joint.setdefault(path, {})
+            for kind, shapes in by_kind.items():
+                of_field[kind] = of_field.get(kind, shapes).beside(shapes)
+    return joint
 
 
 def _leaves_with_paths(node: Node, path: Path) -> Iterator[tuple[Path, Leaf]]:
