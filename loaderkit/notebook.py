@@ -208,6 +208,10 @@ def hanging_lines(text: str) -> str:
     lines = []
     for line in text.splitlines(keepends=True):
         indent = len(line) - len(line.lstrip(" ")) + _HANGING_INDENT
-        style = f"display: block; padding-left: {indent}ch; text-indent: -{indent}ch"
+        # A column far to the right must leave room for words on a narrow screen.
+        width = f"min({indent}ch, 40%)"
+        style = (
+            f"display: block; padding-left: {width}; text-indent: calc(-1 * {width})"
+        )
         lines.append(f'<span style="{style}">{html.escape(line)}</span>')
     return "".join(lines)

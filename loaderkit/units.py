@@ -7,7 +7,8 @@ import re
 from loaderkit.errors import OptionError
 from loaderkit.time_units import time_unit_of
 
-_STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+"""Each is 1024 of the one before; 64 bits count up to 16 EiB."""
 
 
 def format_bytes(n: int) -> str:
@@ -25,11 +26,11 @@ def format_bytes(n: int) -> str:
     '-512 B'
     """
     size, unit = float(abs(n)), 0
-    while size >= 1000 and unit < len(_STEPS) - 1:
+    while size >= 1000 and unit < len(BYTE_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     sign = "-" if n < 0 else ""
     digits = 0 if unit == 0 else 2 - (size >= 10) - (size >= 100)
-    return f"{sign}{size:.{digits}f} {_STEPS[unit]}"
+    return f"{sign}{size:.{digits}f} {BYTE_UNITS[unit]}"
 
 
 def format_amount(value: float, unit: str, *, short: bool = False) -> str:
@@ -106,7 +107,7 @@ def parse_bytes(text: str) -> int:
     """Read a size the way people write it.
 
     Args:
-        text: A number and a unit: B, KiB, MiB, GiB, TiB, or KB, MB, GB (of 1000);
+        text: A number and a unit: B, KiB, MiB up to EiB, or KB, MB, GB (of 1000);
             bytes from 4096 on need none.
 
     Returns:
@@ -119,7 +120,7 @@ def parse_bytes(text: str) -> int:
     (1610612736, 67108864, 2000000)
     """
     match = re.fullmatch(
-        r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE
+        r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGTPE]?)(i?)B?\s*", text, re.IGNORECASE
     )
     if match is None:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
@@ -131,7 +132,7 @@ def parse_bytes(text: str) -> int:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
         why = "without a unit it would be bytes"
         raise OptionError(message, why=why, fix=f"'{number} GB', or '{number} B'")
-    power = " KMGT".index(prefix.upper() or " ")
+    power = " KMGTPE".index(prefix.upper() or " ")
     step: int = (1024 if binary else 1000) ** power
     return round(float(number) * step)
 
@@ -155,7 +156,7 @@ def _size_meant_by(text: str) -> str:
     # A comma where others write a point.
     text = re.sub(r"(?<=\d),(?=\d{1,2}(\D|$))", ".", text)
     match = re.match(
-        r"\s*([0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)\s*([KMGT]?)(i(?=B|\W|$))?",
+        r"\s*([0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)\s*([KMGTPE]?)(i(?=B|\W|$))?",
         text,
         re.IGNORECASE,
     )

@@ -7,7 +7,13 @@ from loaderkit.units import format_amount, format_bytes, format_seconds, parse_b
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1024, "1.00 KiB"), (1 << 50, "1024 TiB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1024, "1.00 KiB"),
+        (1 << 50, "1.00 PiB"),
+        (2**63, "8.00 EiB"),
+    ],
 )
 def test_a_size_is_written_with_three_digits(number, text):
     assert format_bytes(number) == text
@@ -32,6 +38,8 @@ def test_what_is_no_size_is_refused(text):
         ("2GiB", 2 << 30),
         ("0.5 TB", 500_000_000_000),
         ("0.5TiB", 1 << 39),
+        ("2 PiB", 2 << 50),
+        ("8 EB", 8 * 10**18),
     ],
 )
 def test_units_are_powers_of_1000_and_with_an_i_of_1024(text, number):

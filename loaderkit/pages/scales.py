@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from loaderkit.time_units import time_unit_of
-from loaderkit.units import format_bytes
+from loaderkit.units import BYTE_UNITS, format_bytes
 
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NICE_STEPS = (1.0, 2.0, 5.0, 10.0)
 """Times a power of ten: what people count in."""
 MOST_TICKS = 6
@@ -154,11 +153,11 @@ def _display_unit(largest: float, unit: str) -> _DisplayUnit:
             return _DisplayUnit(1e6, "M", "", smallest=1e-6)
         return _DisplayUnit(1.0, "", "", smallest=1.0)
     power = 0
-    while largest >= 1000 and power < len(_BYTE_UNITS) - 1:
+    while largest >= 1000 and power < len(BYTE_UNITS) - 1:
         largest /= 1024
         power += 1
     size = float(1024**power)
-    return _DisplayUnit(size, _BYTE_UNITS[power], "B", smallest=1 / size)
+    return _DisplayUnit(size, BYTE_UNITS[power], "B", smallest=1 / size)
 
 
 def _tick_values(
