@@ -215,13 +215,12 @@ def _loaded_classes() -> tuple[type, ...]:
 
     There are no objects of the others, and importing their modules would be slow.
     """
-    return tuple(
-        getattr(sys.modules[module], name)
-        for module, names in _FORBIDDEN
-        if module in sys.modules
-        for name in names
-        if isinstance(getattr(sys.modules[module], name, None), type)
-    )
+    classes = []
+    for module, names in _FORBIDDEN:
+        # Other versions of a library may lack a class.
+        candidates = [getattr(sys.modules.get(module), name, None) for name in names]
+        classes += [cls for cls in candidates if isinstance(cls, type)]
+    return tuple(classes)
 
 
 def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:

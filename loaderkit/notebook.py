@@ -98,8 +98,9 @@ class HasCard:
 
     def _repr_html_(self) -> str:
         title, _, lines = str(self).partition("\n")
-        ok = getattr(self, "ok", None)
-        mood: Mood = "plain" if ok is None else "good" if ok else "bad"
+        mood: Mood = "plain"
+        if hasattr(self, "ok"):
+            mood = "good" if self.ok else "bad"
         return card(title, mood=mood, lines=lines)
 
 

@@ -166,13 +166,9 @@ def find_type(opened: OpenedCache, name: str | tuple[str, ...]) -> StoreKey:
     Returns:
         The type; None where no sample has it, or several types are named so.
     """
-    keys = dict.fromkeys(
-        key
-        for variant in opened.structure.variants
-        if is_graph(variant)
-        for key in variant.keys
-        if key is not None
-    )
+    graphs = [variant for variant in opened.structure.variants if is_graph(variant)]
+    keys = dict.fromkeys(key for graph in graphs for key in graph.keys)
+    keys.pop(None, None)  # what belongs to the whole graph
     if name in keys:
         return name
     edges = [key for key in keys if isinstance(key, tuple)]
