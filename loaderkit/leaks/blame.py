@@ -127,7 +127,7 @@ def find_growth(
         is_explained = bool(held) and explains(held, rate)
         if not (only_if_unexplained and is_explained):
             new_growths = [item for item in find(evidence) if not _is_ours(item)]
-            growths = new_growths + growths
+            growths = _once_a_holder([*new_growths, *growths])
     growths = _without_effects(growths, rate)
     heaviest = max((growth.bytes_per_epoch for growth in growths), default=0)
     least = max(_LEAST_SHARE_OF_HEAVIEST * heaviest, _LEAST_SHARE_OF_RATE * rate)
@@ -138,6 +138,20 @@ def find_growth(
 
 def _is_ours(growth: Growth) -> bool:
     return growth.holder is not None and growth.holder.path.startswith(_OWN_ROOMS)
+
+
+def _once_a_holder(growths: list[Growth]) -> list[Growth]:
+    """Keep the first of those that say the same of a variable: it knows more."""
+    first: dict[tuple[str, str], Growth] = {}
+    for growth in growths:
+        if growth.holder is not None and is_held(growth):
+            first.setdefault((growth.holder.path, growth.items), growth)
+    return [
+        growth
+        for growth in growths
+        if growth.holder is None
+        or first.get((growth.holder.path, growth.items), growth) is growth
+    ]
 
 
 def _without_effects(growths: list[Growth], rate: float) -> list[Growth]:

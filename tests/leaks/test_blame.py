@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from loaderkit.leaks import blame
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import Census, Heap, take_census
 from loaderkit.leaks.finders.child_processes import describe_worker
@@ -52,6 +53,36 @@ def test_each_pattern_is_known_by_what_is_kept():
     assert growths["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
     assert "`views`" in str(growths["view"])
     hook.remove()
+
+
+@pytest.mark.parametrize("name", ["kept", "others"])
+def test_a_finder_that_knows_more_of_a_container_is_heard_in_place_of_the_usual_one(
+    name, monkeypatch
+):
+    kept, others = [0], [0]
+
+    def find_closures(evidence):
+        """Says of one of the lists what it is filled with."""
+        named = blame.OBJECT_FINDERS[0].find(evidence)
+        return [
+            dataclasses.replace(growth, pattern="closures")
+            for growth in named
+            if growth.holder.path.endswith(name)
+        ]
+
+    row = blame.OBJECT_FINDERS[0]._replace(find=find_closures)
+    monkeypatch.setattr(blame, "OBJECT_FINDERS", (*blame.OBJECT_FINDERS, row))
+    before = take_census(0)
+    for _ in range(8):
+        kept.append(torch.ones(BIG))
+        others.append(torch.ones(BIG))
+
+    growths = find_growth(before, 8, most=9)
+
+    patterns = {growth.holder.path: growth.pattern for growth in growths}
+    assert len(growths) == len(patterns) == 2
+    for path, pattern in patterns.items():
+        assert pattern == ("closures" if path.endswith(name) else "kept tensors")
 
 
 @pytest.mark.parametrize(("numbers", "is_named"), [(1_000, True), (100, False)])
