@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
+
+Kernels: TypeAlias = Literal["of this CPU", "of CUDA", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,24 @@ class DeviceTraits:
     caching_allocator: bool
     """Whether memory is handed out in blocks of segments that stay reserved; see
     ``allocator``."""
+    kernels: Kernels = "unknown"
+    """Whose kernels compute: those of this CPU, whose workspaces are measured here;
+    CUDA's, of which ``cuda_kernels`` knows what an H100 was seen to take; or some of
+    which nothing is known, and which are assumed to hold as much as the CPU's."""
 
 
 TRAITS: dict[str, DeviceTraits] = {
     "cpu": DeviceTraits(
-        foreach_optimizers=False, attention="as here", caching_allocator=False
+        foreach_optimizers=False,
+        attention="as here",
+        caching_allocator=False,
+        kernels="of this CPU",
     ),
     "cuda": DeviceTraits(
-        foreach_optimizers=True, attention="flash", caching_allocator=True
+        foreach_optimizers=True,
+        attention="flash",
+        caching_allocator=True,
+        kernels="of CUDA",
     ),
     "xpu": DeviceTraits(
         foreach_optimizers=True, attention="flash", caching_allocator=True

@@ -160,7 +160,7 @@ def _track_once(
     with warnings.catch_warnings():
         # Small calls are made with invented values, of which torch may warn.
         warnings.simplefilter("ignore")
-        add_workspaces(tracker.calls, log, step.target.kind)
+        add_workspaces(tracker.calls, log, step.target.traits.kernels)
         add_formulas(tracker, log)
 
     has_unused = any(parameter.grad is None for parameter in twin.parameters())
@@ -227,7 +227,7 @@ def _give_state(
 @contextmanager
 def _function_modes(step: Step, tracker: Tracker) -> Iterator[None]:
     """Choose the target's attention and operators, and answer what reads values."""
-    is_cuda = step.target.kind == "cuda"
+    is_cuda = step.target.traits.kernels == "of CUDA"
     of_target = CudaFunctions(tracker) if is_cuda else nullcontext()
     with attention_of(step, tracker.log), ReadsValues(tracker), of_target:
         yield

@@ -22,6 +22,7 @@ from loaderkit.budget.step.step_errors import error_of_step
 
 if TYPE_CHECKING:
     from loaderkit.budget.step.allocation_log import Log
+    from loaderkit.budget.step.devices import Kernels
     from loaderkit.budget.step.kernels import Workspace
     from loaderkit.budget.step.tracker import TrackedCall, Tracker
 
@@ -46,14 +47,14 @@ in the small call that was made; chosen: two buffers where another has three."""
 _NOTHING = Bounds.exactly(0)
 
 
-def add_workspaces(calls: list[TrackedCall], log: Log, kind: str) -> None:
+def add_workspaces(calls: list[TrackedCall], log: Log, kernels: Kernels) -> None:
     """Add what kernels hold inside to a log, as far as small real calls tell.
 
     Args:
         calls: Of the step.
         log: Of the step; changed.
-        kind: Of the device that the step is for; what was measured here is an upper
-            end for any but the CPU.
+        kernels: Of the device that the step is for; what was measured here is an upper
+            end for any but the CPU's.
 
     Raises:
         StepError: A kernel refuses the types of its operands.
@@ -63,7 +64,7 @@ def add_workspaces(calls: list[TrackedCall], log: Log, kind: str) -> None:
         for tracked in calls
         if tracked.call is not None
     }
-    is_cpu = kind == "cpu"
+    is_cpu = kernels == "of this CPU"
     probe_limit_bytes = max(_REAL_BYTES - log.real_bytes, 0) if is_cpu else 0
     workspaces = KERNELS.workspaces(sized_calls, probe_limit_bytes)
     for tracked in calls:
@@ -80,7 +81,7 @@ def add_workspaces(calls: list[TrackedCall], log: Log, kind: str) -> None:
                     raise error_of_step(type_error) from type_error
         if workspace is None or not is_cpu:
             _add_unmeasured(tracked, workspace, log)
-            if kind == "cuda":
+            if kernels == "of CUDA":
                 _add_of_cuda(tracked, log)
         else:
             _add_measured(tracked, workspace, log)
