@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from typing_extensions import ParamSpec
 
@@ -604,6 +604,33 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
         raise OptionError(message, why=why, fix=Setting(name, code=example))
     _refuse_deferred(name, value, takes)
     return value
+
+
+def check_function_of_samples(function: object, *, with_indices: bool) -> None:
+    """Refuse what cannot be called with each sample, as ``map`` and ``filter`` do.
+
+    Args:
+        function: What was given.
+        with_indices: It is called with the sample and its row.
+
+    Raises:
+        OptionError: It cannot be called, or not so.
+    """
+    check_callable("function", function, "lambda sample: ...")
+    given = ("sample", "row") if with_indices else ("sample",)
+    refused = refusal_of_call(cast("Callable[..., Any]", function), *given)
+    if refused is None:
+        return
+    message = f"function cannot be called: {refused}."
+    why = "it is called with one argument, the sample"
+    fix = (
+        "lambda sample: f(*sample) for samples that are tuples; with_indices=True, if "
+    )
+    fix += "the second argument is the sample's row"
+    if with_indices:
+        why = "with_indices=True, so it is called with the sample and its row"
+        fix = "lambda sample, row: ..., or drop with_indices"
+    raise OptionError(message, why=why, fix=fix)
 
 
 def refusal_of_call(function: Callable[..., Any], *arguments: str) -> str | None:

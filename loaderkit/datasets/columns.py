@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.arguments import suggest_name
+from loaderkit.arguments import refuse_value, suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
@@ -17,7 +17,12 @@ from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
 from loaderkit.datasets.ragged_fields import field_shapes, joining_of
 from loaderkit.datasets.sizes import occurring, stored_bytes
 from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
-from loaderkit.errors import DatasetError, NoSuchAttributeError, NotChangeableError
+from loaderkit.errors import (
+    DatasetError,
+    LoaderkitError,
+    NoSuchAttributeError,
+    NotChangeableError,
+)
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -370,7 +375,7 @@ def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
 
 def _no_column(
     opened: OpenedCache, number: int, name: str, row: int, key: StoreKey
-) -> DatasetError:
+) -> LoaderkitError:
     variant = opened.structure.variants[number]
     of_type = "" if key is None else f" of {key!r}"
     message = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
@@ -385,6 +390,10 @@ def _no_column(
         why = "it is a type of the graphs, and not one of their fields"
         return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
     names = sorted(_fields_of_variant(variant, key))
+    given: object = name  # by who checks no types
+    if not isinstance(given, str):
+        option, example = "name", names[0] if names else "x"
+        return refuse_value(option, given, "the name of a field", example)
     outer, dot, inner = name.replace("/", ".").partition(".")
     if dot and outer in names:
         why = f"{outer!r} is a field, and {inner!r} is probably within it"

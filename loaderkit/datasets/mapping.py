@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import xxhash
 
-from loaderkit.arguments import check_callable, check_names, check_truth
+from loaderkit.arguments import check_function_of_samples, check_names, check_truth
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.fingerprint import fingerprint_value
@@ -54,8 +54,8 @@ def map_samples(
     """Pack what a function makes of the samples; see ``SafeDataset.map``."""
     known = ("function", "with_indices", "remove_columns", "cache", "workers")
     refuse_options("map", others, known)
-    check_callable("function", function, "lambda sample: ...")
     check_truth("with_indices", with_indices)
+    check_function_of_samples(function, with_indices=with_indices)
     if isinstance(remove_columns, str):
         remove_columns = [remove_columns]
     removed = check_names("remove_columns", remove_columns or ())

@@ -617,7 +617,19 @@ def error_of_shapes(field: str, shapes: Sequence[Sequence[int]]) -> DatasetError
     message = f"{called} that cannot be joined: {list(shapes[0])} and "
     message += f"{list((others or shapes)[0])}."
     fix = "give the samples one shape in load() or transform, or a batch size of 1"
+    axis = _only_differing_axis(shapes)
+    if axis:
+        fix += f"; or movedim({axis}, 0) there: along the first axis they may differ"
     return DatasetError(message, why=why, fix=fix)
+
+
+def _only_differing_axis(shapes: Sequence[Sequence[int]]) -> int | None:
+    """Find the axis in which shapes differ; None where these are several, or none."""
+    if len({len(shape) for shape in shapes}) > 1:
+        return None
+    sizes_by_axis = zip(*shapes, strict=True)
+    differing = [n for n, sizes in enumerate(sizes_by_axis) if len(set(sizes)) > 1]
+    return differing[0] if len(differing) == 1 else None
 
 
 def _unlike(position: int, first: torch.Tensor, tensor: torch.Tensor) -> DatasetError:

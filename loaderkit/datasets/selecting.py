@@ -15,7 +15,7 @@ from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
-    check_callable,
+    check_function_of_samples,
     check_integer,
     check_truth,
     kind_of,
@@ -212,8 +212,8 @@ class RowSelection(Generic[T]):
                 neither yes nor no.
         """
         refuse_options("filter", others, ("function", "with_indices"))
-        check_callable("function", function, "lambda sample: ...")
         check_truth("with_indices", with_indices)
+        check_function_of_samples(function, with_indices=with_indices)
         chosen_rows: list[int] = []
         for start in range(0, len(self), _READ_TOGETHER):
             rows = range(start, min(start + _READ_TOGETHER, len(self)))

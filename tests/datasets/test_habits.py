@@ -1051,3 +1051,24 @@ def test_a_graph_is_not_looked_for_among_copies(tmp_path):
     nones = pack([None, 1], tmp_path / "b.lk", workers=0)
     assert None in nones
     assert 2 not in pack([3, 1], tmp_path / "c.lk", workers=0, overwrite=True)
+
+
+@pytest.mark.parametrize("call", ["map", "filter"])
+def test_a_function_that_cannot_be_called_with_a_sample_is_refused(tmp_path, call):
+    dataset = pack([(1, 2), (3, 4)], tmp_path / "a.lk", workers=0)
+
+    for function in (lambda a, b: a, lambda: 1):
+        with pytest.raises(OptionError, match="function cannot be called") as refused:
+            getattr(dataset, call)(function)
+        assert "f(*sample)" in refused.value.fix
+    with pytest.raises(OptionError, match="with the sample and its row"):
+        getattr(dataset, call)(lambda sample: sample, with_indices=True)
+    assert len(getattr(dataset, call)(lambda a, b: a[0] > b, with_indices=True)) > 0
+
+
+def test_a_column_is_asked_for_by_a_name(tmp_path):
+    dataset = pack([{"x": 6}], tmp_path / "a.lk", workers=0)
+
+    for wrong in (2, None, 1.5):
+        with pytest.raises(OptionError, match="the name of a field"):
+            dataset.column(wrong)

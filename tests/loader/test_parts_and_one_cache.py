@@ -251,3 +251,19 @@ def test_images_of_several_sizes_are_stacked_where_a_batch_has_one(tmp_path):
     assert images[[0, 1]]["image"].shape == (2, 3, 20, 30)
     with pytest.raises(DatasetError, match=r"\[3, 20, 30\] and \[3, 21, 30\]"):
         images.batch([0, 2])
+
+
+def test_samples_that_differ_in_another_axis_than_the_first_are_told_to_swap_them(
+    tmp_path,
+):
+    sounds = [{"sound": torch.ones(2, n)} for n in (5, 6)]
+    pack(sounds, tmp_path / "a.lk")
+
+    with pytest.raises(DatasetError, match=r"movedim\(1, 0\)"):
+        open_cache(tmp_path / "a.lk").batch([0, 1])
+
+    def swap(sample):
+        return {"sound": sample["sound"].movedim(1, 0)}
+
+    swapped = open_cache(tmp_path / "a.lk", transform=swap)
+    assert swapped.batch([0, 1])["sound"].values.shape == (2, 6, 2)
