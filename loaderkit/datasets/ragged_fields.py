@@ -151,7 +151,7 @@ def as_tensor(value: Any) -> torch.Tensor:
     """See a tensor or an array as a tensor, in this machine's order of bytes."""
     if isinstance(value, torch.Tensor):
         return value
-    if not value.dtype.isnative:
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
         value = value.astype(value.dtype.newbyteorder("="))
     return torch.as_tensor(value)
 
