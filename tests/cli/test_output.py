@@ -132,11 +132,9 @@ import torch
 print("of the user's own code", flush=True)
 os.write(1, b"of a library in C")
 DATA = [{"x": torch.ones(4)} for _ in range(9)]
-MODEL = torch.nn.Linear(4, 1)
 """
 RUNS_OF_USERS_CODE = {
     "pack": ["{noisy}:DATA", "{cache}2"],
-    "plan": ["{noisy}:MODEL", "4"],
     "watch": ["{noisy}"],
 }
 
