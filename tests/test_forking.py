@@ -162,7 +162,7 @@ def test_a_dataset_with_a_pool_is_read_where_its_threads_are(tmp_path, caplog):
     assert rows == [int(sample["row"]) for sample in packed] == list(range(40))
     assert loader.num_workers == 0
     assert "threads of dataset.pool" in loader.plan.num_workers.reason
-    assert "threads of source._dataset.pool (ThreadPoolExecutor)" in caplog.text
+    assert "threads of dataset.pool (ThreadPoolExecutor)" in caplog.text
 
 
 def close_file(resource):
@@ -209,7 +209,7 @@ def test_workers_that_share_it_are_warned_of(tmp_path):
         with pytest.warns(RuntimeWarning, match=r"dataset\.held \(BufferedReader\)"):
             list(loader)
         loader.close()
-        with pytest.warns(RuntimeWarning, match=r"_dataset\.held"):
+        with pytest.warns(RuntimeWarning, match=r" dataset\.held"):
             pack(Holder(file), tmp_path / "cache", workers=1)
         pack(Holder(file), tmp_path / "again", workers=0)
 
@@ -224,4 +224,4 @@ def test_by_default_there_are_no_workers_to_share_it(tmp_path, caplog):
 
     assert loader.num_workers == 0
     assert "position of dataset.held" in loader.plan.num_workers.reason
-    assert "position of source._dataset.held (BufferedReader)" in caplog.text
+    assert "position of dataset.held (BufferedReader)" in caplog.text

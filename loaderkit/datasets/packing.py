@@ -308,17 +308,22 @@ def _with_possible_workers(
     if multiprocessing.get_start_method() != "fork":
         return options
     if options.workers is not None:
-        warn_of_fork_hazard(5, source=source)  # where pack() is called
+        warn_of_fork_hazard(5, **_parts_of(source))  # where pack() is called
         return options
     if not source.runs_user_code():
         # Nobody uses what lies in a list but for reading it.  To search 1,000 graphs
         # takes a tenth of the time that packing them does.
         return options
-    hazard = find_fork_hazard(source=source)
+    hazard = find_fork_hazard(**_parts_of(source))
     if hazard is None:
         return options
     _LOG.warning("packing %s without workers: %s; %s", path, hazard.reason, hazard.fix)
     return replace(options, workers=0)
+
+
+def _parts_of(source: Source | StreamSource) -> dict[str, object]:
+    """Give what a source reads from: the user never saw the source around it."""
+    return {name.lstrip("_"): part for name, part in vars(source).items()}
 
 
 def _most_tasks(source: Source | StreamSource) -> int | None:
