@@ -326,12 +326,12 @@ def check_open_digest(descriptor: int, file: Path, shard: ShardFile) -> FileIden
     identity = identity_of(os.fstat(descriptor))
     if identity.bytes != shard.bytes:
         raise wrong_size(file, identity.bytes, shard.bytes)
-    if digest_of(descriptor) != shard.xxh3:
+    if digest_of_file(descriptor) != shard.xxh3:
         raise _wrong_checksum(file)
     return identity
 
 
-def digest_of(descriptor: int) -> str:
+def digest_of_file(descriptor: int) -> str:
     """Compute the xxh3-128 hash of an open file, in hexadecimal."""
     digest = xxhash.xxh3_128()
     os.lseek(descriptor, 0, os.SEEK_SET)

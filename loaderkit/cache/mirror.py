@@ -36,7 +36,12 @@ from loaderkit.cache.durable import (
     write_text,
     writing,
 )
-from loaderkit.cache.files import digest_of, find_manifest, load_sources, unreadable
+from loaderkit.cache.files import (
+    digest_of_file,
+    find_manifest,
+    load_sources,
+    unreadable,
+)
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.leases import Lease, shards_in_use
 from loaderkit.cache.lock_files import (
@@ -506,7 +511,7 @@ class Mirror:
                 self._stream_into(partial, described)
             with partial.open("a+b") as file:
                 self._download_into(file, described)
-                is_sound = digest_of(file.fileno()) == described.xxh3
+                is_sound = digest_of_file(file.fileno()) == described.xxh3
                 if is_sound:
                     os.fsync(file.fileno())
         except OSError as error:

@@ -18,7 +18,7 @@ from typing import (
 from loaderkit.cache.layout import SHARD_FORMAT
 from loaderkit.datasets.block_readers import PackJob, content_digest
 from loaderkit.datasets.classes import import_classes
-from loaderkit.datasets.packing_stream_tasks import files_of
+from loaderkit.datasets.packing_stream_tasks import files_behind
 from loaderkit.datasets.packing_tasks import Look, ReadSpan
 from loaderkit.datasets.progress import progress_bar
 from loaderkit.datasets.shard_filling import take_over_shards
@@ -165,7 +165,7 @@ class PackingRun:
                 # for those behind it, which have no note of it.
                 self.build.discard(intact[position:])
                 return
-            self.sources.update(files_of(finished))
+            self.sources.update(files_behind(finished))
             self._xxh3[number] = finished.shard.xxh3
 
     def _write_shards(
@@ -250,7 +250,7 @@ class PackingRun:
                 )
                 why = "a task of a run that was killed has ended only now"
                 raise CacheError(message, why=why, fix="run the same again")
-            self.sources.update(files_of(finished))
+            self.sources.update(files_behind(finished))
             self.build.take_in(finished)
 
     def _merge_structures(self, look: Structure) -> list[int]:
@@ -288,11 +288,11 @@ class PackingRun:
             finished: The shard.
             start: Its first row.
         """
-        for path, packed in files_of(finished).items():
+        for path, packed in files_behind(finished).items():
             if version_of(path, hashed=bool(packed.xxh3)) != packed:
                 return f"{path} has changed"
         evidence, stop = finished.evidence, start + finished.shard.samples
-        known = bool(self.sources.files) or bool(files_of(finished))
+        known = bool(self.sources.files) or bool(files_behind(finished))
         if known and self._state is not None and evidence.get("state") == self._state:
             # Files, code, keys and settings are the same.  Two samples are read again
             # all the same, for what none of these shows (a database, a clock).

@@ -373,7 +373,7 @@ def _is_same(
     )
 
 
-def files_of(finished: FinishedShard) -> dict[str, FileVersion]:
+def files_behind(finished: FinishedShard) -> dict[str, FileVersion]:
     """Read the files noted with a shard."""
     files = finished.evidence.get("files") or {}
     return {path: FileVersion(*version) for path, version in files.items()}
@@ -383,5 +383,5 @@ def files_are_unchanged(finished: FinishedShard) -> bool:
     """Tell whether the files noted with a shard are what they were."""
     return all(
         version_of(path, hashed=bool(packed.xxh3)) == packed
-        for path, packed in files_of(finished).items()
+        for path, packed in files_behind(finished).items()
     )

@@ -18,7 +18,7 @@ from loaderkit.datasets.packing_stream_tasks import (
     StreamTask,
     WrittenSpan,
     files_are_unchanged,
-    files_of,
+    files_behind,
     shard_number,
     starting_structure,
 )
@@ -130,7 +130,7 @@ class StreamRun:
                     self._build.path,
                 )
                 return False
-            any_known = any_known or bool(files_of(finished))
+            any_known = any_known or bool(files_behind(finished))
         return any_known
 
     def _write_spans(
@@ -244,6 +244,6 @@ class StreamRun:
                 )
                 why = "a task of a run that was killed has ended only now"
                 raise CacheError(message, why=why, fix="run the same again")
-            self._sources.update(files_of(finished))
+            self._sources.update(files_behind(finished))
             self._build.take_in(finished)
             self.sample_count += finished.shard.samples

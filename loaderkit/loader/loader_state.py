@@ -27,7 +27,7 @@ from loaderkit.loader.state_format import (
     write_workers,
 )
 from loaderkit.loader.stateful import (
-    digest_of,
+    digest_of_sampler,
     is_own_iterator,
     is_stateful,
     length_of,
@@ -162,7 +162,7 @@ class LoaderState:
             # where it began alike.
             compared["datasets"] = self._identity
             if isinstance(setup.batches, UserBatches):
-                compared["samplers"] = digest_of(setup.batches.sampler)
+                compared["samplers"] = digest_of_sampler(setup.batches.sampler)
         setup.agreement.check(compared)
 
     def begin_epoch(self) -> Position:

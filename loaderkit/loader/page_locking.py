@@ -17,7 +17,7 @@ from loaderkit.loader.users_errors import error_about
 from loaderkit.nests import flatten_tensors, map_leaves
 
 
-def device_of(batch: object) -> str:
+def device_of_batch(batch: object) -> str:
     """Name the device that a batch, or a part of it, lies on.
 
     Args:
@@ -61,7 +61,7 @@ def page_lock_batch(batch: Any, *, must_lock: bool = False) -> Any:
                 raise _error_about(leaf) from error
             return leaf
 
-    if not device_of(batch):
+    if not device_of_batch(batch):
         with contextlib.suppress(RuntimeError, TypeError):
             return map_leaves(pin_memory, batch, is_leaf=_locks_itself)
     return map_leaves(lock_leaf, batch)

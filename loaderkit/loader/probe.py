@@ -30,7 +30,7 @@ from loaderkit.loader.collating import Join, is_gathering
 from loaderkit.loader.description import reading_draws_nothing
 from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
-from loaderkit.loader.page_locking import device_of
+from loaderkit.loader.page_locking import device_of_batch
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
 from loaderkit.randomness import preserve_random_states
 from loaderkit.units import format_bytes, format_seconds
@@ -243,7 +243,7 @@ def measure_reading(
         sample_s=first.seconds_each,
         send_s=transfer.send_s * scale,
         receive_s=transfer.receive_s * scale,
-        device=device_of(fetched.batch),
+        device=device_of_batch(fetched.batch),
         probe_s=time.perf_counter() - begun,
     )
 

@@ -163,7 +163,7 @@ def length_of(value: object) -> int | None:
         return None
 
 
-def digest_of(sampler: object) -> str:
+def digest_of_sampler(sampler: object) -> str:
     """Return a digest of what the rows of a sampler follow from.
 
     Args:

@@ -15,7 +15,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.stateful import (
     SamplerState,
-    digest_of,
+    digest_of_sampler,
     is_own_iterator,
     is_stateful,
     read_sampler,
@@ -232,31 +232,35 @@ class Rows:
 
 @pytest.mark.parametrize("kind", [list, tuple, np.asarray, torch.tensor])
 def test_samplers_of_other_rows_are_told_apart(kind):
-    ours = digest_of(Rows(kind([1, 2, 3])))
+    ours = digest_of_sampler(Rows(kind([1, 2, 3])))
 
-    assert digest_of(Rows(kind([1, 2, 3]))) == ours
-    assert digest_of(Rows(kind([1, 2, 4]))) != ours
-    assert digest_of(kind([1, 2, 3])) != digest_of(kind([1, 2, 4]))
+    assert digest_of_sampler(Rows(kind([1, 2, 3]))) == ours
+    assert digest_of_sampler(Rows(kind([1, 2, 4]))) != ours
+    assert digest_of_sampler(kind([1, 2, 3])) != digest_of_sampler(kind([1, 2, 4]))
 
 
 def test_ranges_are_told_apart_by_their_rows():
-    assert digest_of(range(3)) == digest_of(range(0, 3, 1))
-    assert digest_of(range(3)) != digest_of(range(4))
+    assert digest_of_sampler(range(3)) == digest_of_sampler(range(0, 3, 1))
+    assert digest_of_sampler(range(3)) != digest_of_sampler(range(4))
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_samplers_of_other_seeds_are_told_apart(name):
     make, draw = GENERATORS[name]
 
-    assert digest_of(Drawing(make(1), draw)) == digest_of(Drawing(make(1), draw))
-    assert digest_of(Drawing(make(1), draw)) != digest_of(Drawing(make(2), draw))
+    assert digest_of_sampler(Drawing(make(1), draw)) == digest_of_sampler(
+        Drawing(make(1), draw)
+    )
+    assert digest_of_sampler(Drawing(make(1), draw)) != digest_of_sampler(
+        Drawing(make(2), draw)
+    )
 
 
 def test_samplers_of_other_kinds_are_told_apart():
     class OtherRows(Rows):
         pass
 
-    assert digest_of(Rows([1])) != digest_of(OtherRows([1]))
+    assert digest_of_sampler(Rows([1])) != digest_of_sampler(OtherRows([1]))
 
 
 KINDS = {
