@@ -20,6 +20,7 @@ def test_columns_stand_below_each_other_behind_names_of_any_length():
 
 
 def test_a_card_has_a_row_for_each_field():
-    card = summary_of(NAMES)._repr_html_()
+    # Long names may break where they have underscores and dots.
+    card = summary_of(NAMES)._repr_html_().replace("<wbr>", "")
 
     assert [card.count(f">{name}</td>") for name in NAMES] == [1, 1, 1]
