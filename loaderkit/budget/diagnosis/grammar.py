@@ -60,6 +60,7 @@ _BEFORE, _BEHIND = 240, 700
 _SENTENCE_END = re.compile(
     r"[.!?](?<!\b(?:vs|ca|cf).)(?<!\b(?:e\.g|i\.e|etc|max|min|avg|est).)"
     r"(?<!\bincl.)(?<!\bapprox.)[\"')]?\s|[\uff1f\u3002\uff01]|\n|\s[;|]\s"
+    r"|;\s(?=(?-i:[A-Z])[a-z]{2,20}(?: [a-z]{1,20}){1,4}: )"
 )
 _ALLOCATOR_WORDING = re.compile(
     r"\b(?:CUDA|HIP|XPU|NPU|MLU|MUSA|HPU|DCU)\s+out\s+of\s+memory", re.IGNORECASE
@@ -656,6 +657,8 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
         return True
     if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
         return True
+    if clue.phrase is Phrase.FAILED and _PIECE_TOO_LARGE.search(sentence):
+        return has_error_mark(sentence)
     has_amounts = any(amount.start < len(sentence) for amount in amounts)
     if not has_amounts and _MEMORY.search(sentence) is None:
         return False  # an array can exceed what an index counts
@@ -668,6 +671,13 @@ def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     return has_error_mark(clue.text[slice(*clue.message)])
 
 
+_PIECE_TOO_LARGE = compile_words(
+    r"\b(?:size|length|allocation|buffer|texture|tensor|array|image|heap)"
+    r"(?: \([^()\n]{1,40}\)| \d[\d.,]{0,20}(?: ?(?:[KMGT]?i?B|bytes))?)? (?:is |was )?"
+    r"too (?:large|big) for (?:the |this |its )?"
+    r"(?:implementation|device|gpu|adapter|driver|browser|platform|system|machine|process)\b"
+)
+"""What could not be made was larger than what makes it allows."""
 _OUT_OF = compile_words(
     r"(?:r[au]n|runs|running|is|was|are|were)? ?out of (?:\w{1,12} )?\w{3,12}\Z"
 )

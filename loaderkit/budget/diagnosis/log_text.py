@@ -34,6 +34,8 @@ _ESCAPED_COLOUR = re.compile(
     r"(?:\x1b|\\{1,4}(?:x1b|u001b|033))\[[0-9;]{0,20}m", re.IGNORECASE
 )
 """As it is, and in a quotation: there it would be no JSON, or a part of a word."""
+_PARTED_SCOPE = re.compile(r"(?<=\bstd): :(?=\w)")
+"""What a translator of pages makes of "std::bad_alloc"."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
 """Where node breaks a long string that it prints."""
 _BOXES = "━╸╺╴─█▉▊▋▌▍▎▏░▒▓"
@@ -201,6 +203,7 @@ def clean_log(text: str) -> str:
     'exit code: 137\nexit oom: true\ntask exited'
     """
     text = _without_json(_BREAK.sub("\n", _ESCAPED_COLOUR.sub("", text)))
+    text = _PARTED_SCOPE.sub("::", text)
     text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
     raw_lines = _BREAK.sub("\n", text).split("\n")
     text = "\n".join(map(_begin_lines_at_quotations, raw_lines))

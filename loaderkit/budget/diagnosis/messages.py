@@ -40,6 +40,7 @@ from loaderkit.budget.diagnosis.oom_patterns import (
     fields_of,
     message_patterns,
 )
+from loaderkit.budget.diagnosis.translations import in_english
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def read_message(text: str) -> Message:
     >>> read_message("a friend of mine ran out of memory").is_oom
     False
     """
-    cleaned = clean_log(text)
+    cleaned = clean_log(in_english(text))
     phrases = TextPhrases(cleaned)
 
     # A sure wording knows more than its words say: which number is which, and why.
@@ -419,12 +420,17 @@ def _with_errno(message: Message, text: str, begin: int, end: int) -> Message:
     """Fill in the number of the system's error; a device has numbers of its own."""
     if message.backend not in {"host", "cpu"} or message.errno is not None:
         return message
+    if message.kind == "pagefile":
+        # Windows says the number before its words or behind them; it has only one.
+        is_said = _ERROR_COMMITMENT_LIMIT.search(text) is not None
+        return replace(message, errno=1455) if is_said else message
     match = _ERRNO.search(text, begin, end)
     if match is None:
         return message
     return replace(message, errno=int(match[match.lastindex or 0]))
 
 
+_ERROR_COMMITMENT_LIMIT = re.compile(r"\b1455\b")
 _ERRNO = compile_words(
     r"\berrno[ =:]{0,3}(\d{1,4})\b|(?:memory|device|unavailable) \((\d{1,3})\)"
     r"|os error (\d{1,4})\b|\((\d{1,4})(?:: ?|\) ?)cannot allocate memory"

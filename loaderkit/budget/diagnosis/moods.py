@@ -310,7 +310,7 @@ _LAST_REASON = compile_words(
 """What systems call ENOMEM, at the end of a sentence."""
 _GIVES_REASON = re.compile(r"\w (?:-|\u2013) ?$|\bfailed[:,] ?$")
 """Before it: what failed for this reason, whatever that was."""
-_OPTION = re.compile(r"(?:^|\s)-{1,2}[A-Za-z][^\s(]*$")
+_OPTION = re.compile(r"(?:^|\s)(?:-{1,2}[A-Za-z][^\s(]*|--)$")
 """Before the phrase: the beginning of an option of a command, such as Java's."""
 _OPTION_EXCEEDED = compile_words(r"\bexceed\w{0,3} -[^\s(]*$")
 """An option is named because its value was exceeded."""
