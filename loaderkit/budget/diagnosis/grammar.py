@@ -300,6 +300,14 @@ class TextPhrases:
         return Stretches(_stretches_of(self.clues))
 
     @functools.cached_property
+    def stretches_of_code(self) -> Stretches:
+        """The lines that are a program's text, as one phrase in them shows."""
+        code = (clue for clue in self.clues if clue.mood is Mood.CODE)
+        return Stretches(
+            line_around(clue.text, Span(clue.start, clue.end)) for clue in code
+        )
+
+    @functools.cached_property
     def _starts(self) -> list[int]:
         return [clue.start for clue in self.clues]
 
@@ -361,7 +369,11 @@ def find_exhaustion(
     True
     """
     text_phrases = text_phrases or TextPhrases(text)
-    phrase_clues = text_phrases.clues
+    phrase_clues = tuple(
+        clue
+        for clue in text_phrases.clues
+        if clue.start not in text_phrases.stretches_of_code
+    )
     finding = _surest_report(phrase_clues)
     if finding is not None:
         return finding

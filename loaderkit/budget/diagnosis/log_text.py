@@ -60,15 +60,23 @@ _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 _OPENING = re.compile(
     r"(?<!\breturn )(?<!\breturn \{)\{? ?\"(?P<key>[\w.]{1,40})\" ?: ?\""
     r"|(?<!\braise )(?<!\bthrow )(?<!\bnew )"
-    r"\b(?P<name>(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
+    r"(?<!\bt\.)(?<!\blog\.)(?<!\blogger\.)(?<!\bfmt\.)"
+    r"\b(?P<name>(?!(?:Set|Get|New|Is|As|Assert|Throw|Raise|Log|Handle|Report|Print"
+    r"|Write|Add|On|With|Wrap)[A-Z])(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
     r"\((?:b|r)?[\"']|^b['\"]",
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
 
 
+_RAW_STRING = re.compile(r"[:=,(] *`\{[^`\n]{1,1000}`[,);]{1,3}\s*$")
+"""JSON in a program of Go or JavaScript."""
+
+
 def _openings(line: str) -> Iterator[re.Match[str]]:
     """Give where quotations begin in a line: nowhere without a quotation mark."""
+    if _RAW_STRING.search(line):
+        return
     if '"' in line or "'" in line:
         yield from _OPENING.finditer(line)
 
@@ -572,7 +580,7 @@ def _join_lines(lines: list[_Line]) -> str:
         if following.begins_paragraph:
             pieces.append("\n\n")
             continue
-        is_anew = following.begins_anew or _is_statement_below_comment(line, following)
+        is_anew = following.begins_anew or _is_statement_below(line, following)
         if is_anew or (is_row and not _goes_on(line)):
             pieces.append("\n")
             continue
@@ -621,21 +629,31 @@ def _is_midst_of_sentence(line: _Line, following: _Line) -> bool:
 
 
 _COMMENT = re.compile(r"(?:#|//|--|%)[ ]\w")
+_END_OF_STATEMENT = re.compile(r"[\w\"'`)]\)$|[;{}]$")
+_ASSIGNMENT = re.compile(r"[a-z][\w.]{0,40} :?= \w[\w.]{0,40}\(")
+_JUMP = re.compile(
+    r"(?:return|raise|throw|break|continue|goto)\b(?! (?:code|value|status))"
+)
 _STATEMENT = re.compile(
     r"[\w.]{1,60}\([^\n]{0,160}\)[;,]?$|[^\n]{0,160}[;{}]$"
     r"|(?:return|break|continue|pass|raise|throw|yield)\b"
 )
 
 
-def _is_statement_below_comment(line: _Line, following: _Line) -> bool:
-    """Whether a line of a program follows the comment on it.
+def _is_statement_below(line: _Line, following: _Line) -> bool:
+    """Whether a line of a program follows another one, or the comment on it.
 
-    >>> _is_statement_below_comment(_Line(14, "# out of memory"), _Line(8, "evict(n)"))
+    >>> _is_statement_below(_Line(14, "# out of memory"), _Line(8, "evict(n)"))
+    True
+    >>> _is_statement_below(_Line(14, 'log("out of memory")'), _Line(8, "return nil"))
     True
     """
-    if _COMMENT.match(line.words) is None:
+    if _COMMENT.match(line.words):
+        return _STATEMENT.match(following.words) is not None
+    if _END_OF_STATEMENT.search(line.words) is None:
         return False
-    return _STATEMENT.match(following.words) is not None
+    is_assignment = _ASSIGNMENT.match(following.words) is not None
+    return is_assignment or _JUMP.match(following.words) is not None
 
 
 def _width_around(lines: list[_Line], number: int) -> int:
@@ -710,12 +728,16 @@ _FIELD = re.compile(
 _MOST_WORDS_OF_FIELD = 6
 """Blanks of a line that is a field; of the corpora's fields none has more, and
 "allocator: failed to map a workspace of 2048|bytes: no space" is a sentence."""
-_LITERAL = re.compile(r"[rbf]?([\"'])(?:(?!\1).){1,400}\1,$")
-"""A row of a list of strings."""
+_LITERAL = re.compile(r"[rbf]?([\"'])(?:(?!\1).){1,400}\1,?$")
+"""A row of a list of strings, or of strings that a program joins."""
+_RULE = re.compile(r"[-=~]{4,200}")
+"""What is drawn below a heading."""
 
 
 def _is_wrapped(line: _Line, following: _Line, width: int) -> bool:
     """Whether a line was broken only because the next word did not fit."""
+    if _RULE.fullmatch(line.words) or _RULE.fullmatch(following.words):
+        return False
     if not _goes_on(line):
         if _NEW_RECORD.match(following.words):
             return False
