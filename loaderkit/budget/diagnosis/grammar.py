@@ -812,7 +812,7 @@ _STATUS_OF_THE_SYSTEM = compile_words(
 _ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+(?:fail|error)", re.IGNORECASE)
 _MEMORY = compile_words(
     r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes|swap space|huge ?pages"
-    r"|metaspace|perm ?gen\b|code ?cache"
+    r"|metaspace|perm ?gen\b|code ?cache|garbage collect"
     r"|(?:global|local|trail|control|data|java) stack"
 )
 _WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)

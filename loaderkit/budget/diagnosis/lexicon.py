@@ -328,8 +328,9 @@ ONE_BLOCK = compile_words(
 
 ENDED = compile_words(
     r"(?:job|worker|process(?:es)?|container|task|pod|step|unit|executor|function|session|kernel|"
-    r"service|notebook)s?\b[^.\n]{0,100}\b"
-    r"(?:killed|aborted|evicted|terminated|restarted|restarting|held)\b"
+    r"service|notebook|daemon)s?\b[^.\n]{0,100}\b"
+    r"(?:killed|aborted|evicted|terminated|restarted|restarting|held"
+    r"|(?:been|was) (?:stopped|shut down))\b"
     r"|\b(?:killed|killing|evicting|restarting) (?:this |the |latest |a )?"
     r"(?:job|worker|process|container|task|pod|step)\b"
     r"|sen(?:t|ding|ds) (?:a )?(?:SIG)?(?:TERM|KILL)\b"

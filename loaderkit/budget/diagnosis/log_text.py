@@ -121,7 +121,7 @@ _MOST_REPETITIONS = 8
 _BLANKS = re.compile(r"[ \t\xa0]{2,}")
 _NEW_RECORD = re.compile(
     r"Traceback|File \"|[\w.]{1,80}(?:Error|Exception|Warning)\b(?!\))"
-    r"|Killed\b|Bus error\b"
+    r"|Killed\b|Bus error\b|(?:[a-z]{0,3}make(?:\[\d{1,3}\])?: )?\*{3} ?[A-Z\[]"
     r"|[a-z][\w-]{2,20}: (?:[A-Z]|(?:error|fatal|warning)\b)"
     r"|(?:How|Why|What) (?:can|do|does|to|is|should)\b"
     r"|Any (?:help|ideas?|suggestions?)\b|Thanks\b"

@@ -27,6 +27,8 @@ _PIECES = MappingProxyType(
         "gpu": r"(?P<backend>CUDA|HIP|XPU|NPU|MLU|MUSA|HPU)",
         "intel": r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)",
         "torch_file": r"<?/?torch_(?P<pid>\d+)_",
+        # An exit status is 128 and the signal, or the signal below zero: 9 is SIGKILL.
+        "is137": r"(?: of| is| was)?[ :=(]{1,3}(?:137|-9)\b(?!\.?\d)",
         "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
         "nccl": (
             r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"
