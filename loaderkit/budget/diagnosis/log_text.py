@@ -124,6 +124,10 @@ _NEW_RECORD = re.compile(
     r"|Killed\b|Bus error\b|(?:[a-z]{0,3}make(?:\[\d{1,3}\])?: )?\*{3} ?[A-Z\[]"
     r"|[a-z][\w-]{2,20}: (?:[A-Z]|(?:error|fatal|warning)\b)"
     r"|(?:How|Why|What) (?:can|do|does|to|is|should)\b"
+    # What stands in capitals in the midst of a sentence is a name.
+    r"|(?:An?|The|This|That|These|Those|If|When|While|In|I|We|You|It|And|But|So|By|For"
+    r"|As|On|Or|To|There|Here|Is|Are|Do|Does|Did|Can|Could|Will|Would|Should|My|Our"
+    r"|Your|After|Before|Because|Since|Also|Then|Now|Please|Both|Some|Any|All|One) [a-z]"
     r"|Any (?:help|ideas?|suggestions?)\b|Thanks\b"
     rf"|(?:\d[\d.:]{{0,20}}[mu]?s? )?\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
 )

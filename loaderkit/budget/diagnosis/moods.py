@@ -112,7 +112,7 @@ _INTRODUCES = compile_words(
     r":\W{0,3}\Z|\b(?:following|like (?:this|these|so))\b"
     r"|\b(?:error|message|output|log|warning|line|one|trace\w{0,4})s? "
     r"(?:\w{1,12} ){0,2}below"
-    r"|\bthis (?:error|message)\b(?!\W{0,3}\Z)"
+    r"|\bthis (?:error|message)\b(?!\W{0,3}\Z)[^.!?\n]{1,60}\W{0,3}\Z"
 )
 """A sentence that says what the next paragraph is."""
 
