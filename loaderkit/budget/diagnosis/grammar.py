@@ -582,12 +582,20 @@ def _loose_clues(text_phrases: TextPhrases) -> Iterator[_Clue]:
     for stop in itertools.chain(_SENTENCE_END.finditer(where.text), (None,)):
         end = stop.start() if stop else len(where.text)
         # What is only spoken of is not read: it would be left out afterwards.
-        if not text_phrases.stretches_spoken_of.contain(begin, end):
+        is_spoken_of = text_phrases.stretches_spoken_of.contain(begin, end)
+        if not is_spoken_of and not _BEGINS_WITH_HEDGE.match(where.text, begin, end):
             for start in range(begin, end, _LONGEST_SENTENCE):
                 yield from _loose_clues_in(
                     where, start, min(end, start + _LONGEST_SENTENCE)
                 )
         begin = stop.end() if stop else end
+
+
+_BEGINS_WITH_HEDGE = compile_words(
+    r"\W{0,3}(?:if|unless|in case|until|to avoid|to prevent|when"
+    r"|(?:you|it|this|they|we|users?) (?:may|might|could(?! not\b)|should|would)) "
+)
+"""A sentence that begins so has a mood whatever words come, see ``moods.txt``."""
 
 
 def _loose_clues_in(where: FoldedText, start: int, end: int) -> Iterator[_Clue]:

@@ -28,7 +28,13 @@ _PIECES = MappingProxyType(
         "intel": r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)",
         "torch_file": r"<?/?torch_(?P<pid>\d+)_",
         # An exit status is 128 and the signal, or the signal below zero: 9 is SIGKILL.
-        "is137": r"(?: of| is| was)?[ :=(]{1,3}(?:137|-9)\b(?!\.?\d)",
+        "ended_with": (
+            r"(?:\b(?:exit(?:ed|ing|s)?|returned|terminated|died|finished|ended|quit"
+            r"|stopped|crashed|completed|closed|failed) (?:with |by )?(?:an? |the )?"
+            r"(?:non-?zero )?(?:(?:exit|return|status) )?(?:code|status|value|rc)"
+            r"|\b(?:non-?zero|exit|return)(?: (?:exit|return|status))?"
+            r" (?:code|status|value))(?: of| is| was)?[ :=(]{1,3}"
+        ),
         "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
         "nccl": (
             r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"

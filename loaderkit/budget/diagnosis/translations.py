@@ -21,6 +21,8 @@ class _Translation(NamedTuple):
     """In English, as ``re.sub`` takes it."""
     hints: tuple[str, ...]
     """One of these is in whatever the pattern matches."""
+    ascii_hints: tuple[str, ...]
+    """Those that a text of Latin letters without accents can have."""
     pattern: re.Pattern[str]
 
 
@@ -45,7 +47,8 @@ def _translations() -> tuple[_Translation, ...]:
             replacement = rf"\g<before>{' '.join(head[1:])}"
         hints = tuple(phrase.replace("\\", "") for phrase in phrases.split("|"))
         compiled = re.compile(pattern, re.MULTILINE)
-        rows.append(_Translation(replacement, hints, compiled))
+        ascii_hints = tuple(filter(str.isascii, hints))
+        rows.append(_Translation(replacement, hints, ascii_hints, compiled))
     return tuple(rows)
 
 
@@ -59,9 +62,11 @@ def in_english(text: str) -> str:
     >>> in_english("Il gatto ha ucciso: Morto il topo")
     'Il gatto ha ucciso: Morto il topo'
     """
-    if not text.isascii():
+    is_ascii = text.isascii()
+    if not is_ascii:
         text = _LINE_OF_A_SCRIPT.sub(r": line \1:", text)
     for translation in _translations():
-        if any(hint in text for hint in translation.hints):
+        hints = translation.ascii_hints if is_ascii else translation.hints
+        if any(hint in text for hint in hints):
             text = translation.pattern.sub(translation.replacement, text)
     return text
