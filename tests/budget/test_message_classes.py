@@ -5,7 +5,10 @@ for, what it was refused for, what its user is asked to do, where a program logs
 and as mirrors what says the same words and reports nothing.
 """
 
+import gettext
 import itertools
+import random
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +64,32 @@ CLASSES = {
             "Not enough memory to load model",
         ),
     ),
+    "a process that was killed, in any words": _joined(
+        ("The command '/bin/sh -c make all' ", "step 3 "),
+        ("returned a ", "exited with ", "finished with ", "died with a "),
+        ("non-zero code", "exit status", "return code", "status"),
+        (": ", " ", " = "),
+        ("137", "-9"),
+    ),
+    "a program of a build that was killed": [
+        "make: *** [Makefile:12: all] Error 137",
+        "make[1]: *** [all] Killed",
+        "make: *** [obj/a.o] Signal 9",
+        "gmake: *** [x] Killed: 9",
+        "ninja: build stopped: subcommand failed: Killed",
+        "error: Recipe `build` was terminated on line 3 by signal 9",
+        "npm ERR! signal SIGKILL",
+    ],
+    "a piece that is too large": _joined(
+        ("RangeError: createBuffer failed, ", "Error: createTexture failed: "),
+        ("size is", "size (4294967296) is", "allocation of 4 GiB is"),
+        (" too large for the ",),
+        ("implementation", "device", "GPU"),
+    ),
+    "what Python shows of an error": _joined(
+        ("RuntimeError(", "torch.OutOfMemoryError(", "raised MemoryError("),
+        ("'CUDA out of memory. Tried to allocate 2.00 GiB')",),
+    ),
     "a heap that cannot grow": _joined(
         ("cannot", "could not", "unable to", "failed to"),
         (" extend", " grow", " expand", " enlarge"),
@@ -75,6 +104,43 @@ MIRRORS = {
     "settings of memory": _joined(
         ("import refused", "query cancelled", "job cancelled", "build stopped"),
         (": memory_limit is not set", ": memory limit must be a number"),
+    ),
+    "a process that ended otherwise": _joined(
+        ("The command '/bin/sh -c make all' ", "make: *** [all] "),
+        ("returned a code: ", "exit status ", "Error "),
+        ("1", "139", "-11", "1370"),
+    ),
+    "a program of a build that was stopped": [
+        "make[1]: *** [all] Terminated",
+        "make: *** [obj/a.o] Signal 11",
+        "ninja: build stopped: subcommand failed.",
+        "npm ERR! signal SIGTERM",
+    ],
+    "what else is too large": _joined(
+        ("RangeError: parse failed, ", "Error: upload failed: "),
+        ("file is", "value is", "the body is"),
+        (" too large for the ",),
+        ("request", "column", "index"),
+    ),
+    "hedges in another language": _joined(
+        ("如果 CUDA ", "可能会触发 ", "为了避免 ", "显存不足时会"),
+        ("out of memory", "OOM"),
+        ("，请减小 batch size", ""),
+    ),
+    "a field of a literal": _joined(
+        ('\t\t\tmessage:   "', '\t\tline: "', '\t\t"'),
+        ("Out of memory: Killed process 9876 (nginx).", "cudaMalloc failed: out of memory"),
+        ('",',),
+    ),
+    "a call in Go": _joined(
+        ('\terr := errors.New("', '\tt.Fatalf("', '\tfmt.Fprintf(w, "'),
+        ("cudaMalloc failed: out of memory", "out of memory"),
+        ('")', '")\n\treturn nil'),
+    ),
+    "a constant": _joined(
+        ("  ", "/// - "),
+        ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "hipErrorOutOfMemory"),
+        (" = 2", " = hipError_t.define('x', 2)", " = -2,"),
     ),
     "a comment above a statement": _joined(
         ("    # ", "    // "),
@@ -128,3 +194,67 @@ def test_the_parameters_of_a_model_are_no_amount():
     message = read_message(text)
 
     assert (message.requested, message.free) == (42 << 30, 23 << 30)
+
+
+@pytest.mark.parametrize("rest", ["left ", "available ", "remaining ", ""])
+@pytest.mark.parametrize("aim", ["to map", "to create a", "for", "to hold"])
+def test_what_memory_is_left_for_was_requested(rest, aim):
+    message = read_message(f"Error: not enough memory {rest}{aim} 64 MiB")
+
+    assert message.requested == 64 << 20
+
+
+CATALOGUES = sorted(Path("/usr/share/locale").glob("*/LC_MESSAGES/libc.mo"))
+"""The C library's own words, where the machine has other languages."""
+OTHER_LANGUAGES = {
+    "ja": ("強制終了", "メモリを確保できません"),
+    "zh_CN": ("已杀死", "无法分配内存"),
+    "de": ("Getötet", "Nicht genügend Hauptspeicher verfügbar"),
+    "fr": ("Processus arrêté", "Ne peut allouer de la mémoire"),
+}
+
+
+def _said_by_the_library():
+    words = dict(OTHER_LANGUAGES)
+    for path in CATALOGUES:
+        with path.open("rb") as catalogue:
+            say = gettext.GNUTranslations(catalogue).gettext
+        words[path.parts[-3]] = (say("Killed"), say("Cannot allocate memory"))
+    return words.values()
+
+
+def test_what_a_system_says_in_its_language_is_read():
+    for killed, no_memory in _said_by_the_library():
+        for text in (f"[1]+  {killed}                  python t.py", f"loss 1\n{killed}"):
+            assert read_message(text).kind == "killed", text
+        for text in (f"fork: {no_memory}", f"OSError: [Errno 12] {no_memory}"):
+            assert read_message(text).is_oom is True, text
+
+
+BEGINNINGS = (
+    *("If", "Whenever", "Every time", "Suppose that", "To understand why"),
+    *("A common reason is that", "Users report that", "I wonder whether"),
+    *("In theory", "Sometimes", "For large batches", "On a small card", "Under load"),
+)
+EVENTS = (
+    "runs out of GPU memory after 12 epochs",
+    "exceeds its memory limit of 12 GiB",
+    "needs more than 12 GiB of memory",
+    "raises CUDA out of memory",
+)
+ENDINGS = (".", ", so use a smaller batch.", ", which takes 4 GiB.")
+PROSE = _joined(BEGINNINGS, (" the trainer ", " a worker "), EVENTS, ENDINGS)
+
+
+def test_prose_about_exhaustion_reports_nothing():
+    taken = [text for text in PROSE if read_message(text).is_oom is not False]
+
+    assert taken == []
+
+
+def test_a_page_of_prose_about_exhaustion_reports_nothing():
+    chance = random.Random(1)
+    page = " ".join(chance.choice(PROSE) for _ in range(800))
+
+    assert read_message(page).is_oom is False
+    assert read_message(f"{page}\n\nMemoryError: Unable to allocate 3 GiB").is_oom

@@ -58,8 +58,10 @@ def draw_between(seed, count):
 
 MOST_TAKEN = 0.004
 """Of paragraphs; 0.3 % of 10,000 were (3.0 % before neighbours were told apart)."""
-MOST_LOST, MOST_CHANGED = 0.03, 0.08
-"""Of reports between look-alikes, 2.1 and 4.9 % of 10,000 (2.5 and 8.7 % before)."""
+MOST_LOST, MOST_CHANGED, MOST_RESTATED = 0.02, 0.04, 0.05
+"""Of reports between look-alikes, 1.0, 1.6 and 2.0 % of 6,000 (2.1, 2.4 and 4.9 % of
+them before a sentence lent amounts only where it states some)."""
+AMOUNTS = ("requested", "free", "capacity", "in_use", "limit")
 
 
 @pytest.mark.slow
@@ -82,16 +84,18 @@ def test_a_report_among_look_alikes_is_taken():
 
 @pytest.mark.slow
 def test_a_report_between_look_alikes_stays_one():
-    lost = changed = 0
+    lost = changed = restated = 0
     for report, text in draw_between(seed=1, count=300):
         alone, beside = read_message(report), read_message(text)
         if alone.is_oom is not True:
             continue
         lost += beside.is_oom is False
         changed += judge(beside).verdict != judge(alone).verdict
+        restated += any(getattr(beside, x) != getattr(alone, x) for x in AMOUNTS)
 
     assert lost <= MOST_LOST * 300
     assert changed <= MOST_CHANGED * 300
+    assert restated <= MOST_RESTATED * 300
 
 
 STORIES = (
