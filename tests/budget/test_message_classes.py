@@ -90,6 +90,18 @@ CLASSES = {
         ("RuntimeError(", "torch.OutOfMemoryError(", "raised MemoryError("),
         ("'CUDA out of memory. Tried to allocate 2.00 GiB')",),
     ),
+    "trouble that it had": _joined(
+        ("init_array: ", "error: "),
+        ("trouble ", "difficulty ", "had trouble "),
+        ("allocating memory", "allocating 64 MB", "reserving 2 GiB of memory"),
+        ("\nsize = 12345678", " for the buffer"),
+    ),
+    "an array that is too large": _joined(
+        ("Requested 90816x90816 (61.4GB) array ",),
+        ("exceeds ", "exceeded "),
+        ("the ", "the preset ", "preset ", ""),
+        ("maximum array size preference.", "maximum array size (31.9GB)."),
+    ),
     "a heap that cannot grow": _joined(
         ("cannot", "could not", "unable to", "failed to"),
         (" extend", " grow", " expand", " enlarge"),
@@ -104,6 +116,21 @@ MIRRORS = {
     "settings of memory": _joined(
         ("import refused", "query cancelled", "job cancelled", "build stopped"),
         (": memory_limit is not set", ": memory limit must be a number"),
+    ),
+    "trouble that somebody has": _joined(
+        ("If you have trouble ", "Users who had difficulty ", "He has trouble "),
+        ("allocating memory", "allocating 64 MB"),
+        (", lower the limit.", "."),
+    ),
+    "what an error is": _joined(
+        ("OOMKilled is ", "CUDA out of memory is ", "An out of memory error is "),
+        ("the kernel killing a container", "what happens with large batches"),
+        (".", " that used too much memory."),
+    ),
+    "what a status is likely due to": _joined(
+        ("The exit code 137 is ", "Exit code `137` is "),
+        ("likely due to ", "nearly always ", "most likely caused by "),
+        ("an out-of-memory error.", "the system running out of memory."),
     ),
     "a process that ended otherwise": _joined(
         ("The command '/bin/sh -c make all' ", "make: *** [all] "),
@@ -125,11 +152,14 @@ MIRRORS = {
     "hedges in another language": _joined(
         ("如果 CUDA ", "可能会触发 ", "为了避免 ", "显存不足时会"),
         ("out of memory", "OOM"),
-        ("，请减小 batch size", ""),
+        ("\uff0c请减小 batch size", ""),
     ),
     "a field of a literal": _joined(
         ('\t\t\tmessage:   "', '\t\tline: "', '\t\t"'),
-        ("Out of memory: Killed process 9876 (nginx).", "cudaMalloc failed: out of memory"),
+        (
+            "Out of memory: Killed process 9876 (nginx).",
+            "cudaMalloc failed: out of memory",
+        ),
         ('",',),
     ),
     "a call in Go": _joined(
@@ -225,7 +255,10 @@ def _said_by_the_library():
 
 def test_what_a_system_says_in_its_language_is_read():
     for killed, no_memory in _said_by_the_library():
-        for text in (f"[1]+  {killed}                  python t.py", f"loss 1\n{killed}"):
+        for text in (
+            f"[1]+  {killed}                  python t.py",
+            f"loss 1\n{killed}",
+        ):
             assert read_message(text).kind == "killed", text
         for text in (f"fork: {no_memory}", f"OSError: [Errno 12] {no_memory}"):
             assert read_message(text).is_oom is True, text

@@ -306,7 +306,8 @@ _WENT_WELL = compile_words(
 """In the line of a log that tells of what goes on, beside an error or after it."""
 _STATES_AMOUNTS = compile_words(
     r"[:=] ?[\[(]?\d|\A\W{0,4}\d|\d ?[KMGT]?i?B(?: (?:free|used|available|left))?[,;)/]"
-    r"|\breturn(?:ed|s) (?:null|nullptr|none)\b|\b(?:fail\w{0,4}|unable|cannot|could not|can't|tr(?:ied|ying)|attempt\w{0,4}"
+    r"|\breturn(?:ed|s) (?:null|nullptr|none)\b|\b(?:fail\w{0,4}|unable|cannot"
+    r"|could not|can't|tr(?:ied|ying)|attempt\w{0,4}"
     r"|request(?:ed|s|ing)?|requires?|required|needs?|needed|exceed\w{0,3}|used of)\b"
     r"|\b(?:limit|size|capacity|usage|heap|free|available|memory|total|peak)\b"
     r"[\w ()]{0,30} (?:is|was|of) (?:only )?\d|\bhas (?:a total|only|\d)|\bin use\b"

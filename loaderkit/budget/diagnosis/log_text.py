@@ -127,7 +127,8 @@ _NEW_RECORD = re.compile(
     # What stands in capitals in the midst of a sentence is a name.
     r"|(?:An?|The|This|That|These|Those|If|When|While|In|I|We|You|It|And|But|So|By|For"
     r"|As|On|Or|To|There|Here|Is|Are|Do|Does|Did|Can|Could|Will|Would|Should|My|Our"
-    r"|Your|After|Before|Because|Since|Also|Then|Now|Please|Both|Some|Any|All|One) [a-z]"
+    r"|Your|After|Before|Because|Since|Also|Then|Now|Please|Both|Some|Any|All"
+    r"|One) [a-z]"
     r"|Any (?:help|ideas?|suggestions?)\b|Thanks\b"
     rf"|(?:\d[\d.:]{{0,20}}[mu]?s? )?\[ ?{_LEVEL} ?\]|\|? ?:?-{{3,200}}:? ?\|"
 )

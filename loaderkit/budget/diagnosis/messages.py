@@ -192,6 +192,8 @@ def read_message(text: str) -> Message:
     False
     """
     cleaned = clean_log(in_english(text))
+    if "\\u" in text:  # JSON writes other alphabets with escapes, which are read now
+        cleaned = in_english(cleaned)
     phrases = TextPhrases(cleaned)
 
     # A sure wording knows more than its words say: which number is which, and why.

@@ -1,8 +1,8 @@
 """What systems say in other languages, in English.  Pure but for reading a table.
 
-A kernel's errors and a shell's "Killed" come in the language of whose machine it is; what
-stands around them is English mostly.  So these few phrases are translated before anything
-is read, and nothing else has to know of them.
+A kernel's errors and a shell's "Killed" come in the language of whose machine it is;
+what stands around them is English mostly.  So these few phrases are translated before
+anything is read, and nothing else has to know of them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _Translation(NamedTuple):
 
 
 _LINE_OF_A_SCRIPT = re.compile(
-    r"(?:: ?|：) ?(?:行|Zeile|ligne|línea|linea|linha|riga|строка|줄|第) ?"
-    r"(\d{1,6})(?: ?行)?(?:: ?|：)(?= *\d)"
+    r"(?:: ?|\uff1a) ?(?:行|Zeile|ligne|línea|linea|linha|riga|строка|줄|第) ?"
+    r"(\d{1,6})(?: ?行)?(?:: ?|\uff1a)(?= *\d)"
 )
 """How bash says in which line of a script a process ended."""
 _ALONE = r"^(?P<before>(?:[^\n]*(?:\d|\][+-]?))? *)(?:{})(?=\s*$| {{2,}}\S| \()"
-"""A word that has other senses in its language: it is a line, or stands behind the number
-of a process or of a job, as a shell prints it, with the command behind it."""
+"""A word that has other senses in its language: it is a line, or stands behind the
+number of a process or of a job, as a shell prints it, with the command behind it."""
 
 
 @functools.cache
@@ -53,12 +53,12 @@ def _translations() -> tuple[_Translation, ...]:
 
 
 def in_english(text: str) -> str:
-    """Write what a system said in another language in English.
+    r"""Write what a system said in another language in English.
 
     >>> in_english("OSError: [Errno 12] 无法分配内存")
     'OSError: [Errno 12] Cannot allocate memory'
-    >>> in_english("./run.sh：行 3： 4711 已杀死               python train.py")
-    './run.sh: line 3: 4711 Killed               python train.py'
+    >>> in_english("./run.sh\uff1a行 3\uff1a 4711 已杀死       python t.py")
+    './run.sh: line 3: 4711 Killed       python t.py'
     >>> in_english("Il gatto ha ucciso: Morto il topo")
     'Il gatto ha ucciso: Morto il topo'
     """
