@@ -774,7 +774,7 @@ def test_a_transform_that_fails_is_what_is_to_be_mended(tmp_path):
         return sample["width"]
 
     broken = open_cache(tmp_path / "a.lk", transform=divide)
-    with pytest.raises(LoaderError, match=r"mend .*divide, or this sample"):
+    with pytest.raises(LoaderError, match=r"correct .*divide, or this sample"):
         next(iter(build_loader(broken, batch_size=2, num_workers=0, probe=False)))
 
 

@@ -251,7 +251,7 @@ def about_sample(what: str, error: BaseException) -> LoaderkitError:
     if isinstance(error, LoaderkitError):
         return error
     message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"
-    fix = "mend or leave out this sample and run again; finished shards are kept"
+    fix = "correct or leave out this sample and run again; finished shards are kept"
     return DatasetError(message, why=where_raised(error), fix=fix)
 
 

@@ -370,7 +370,7 @@ def _check_composite(
     except (RuntimeError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise _cannot_store_error(
-            path, value, why, "mend its indices, or leave it out"
+            path, value, why, "correct its indices, or leave it out"
         ) from None
 
 

@@ -402,7 +402,7 @@ def _never_began(status: int, method: str) -> DatasetError:
     why = f"{method!r} starts Python anew, which imports the main module and what the "
     why += "dataset is made of; one of these failed, with a traceback on stderr"
     alone = Setting("workers", 0)
-    fix = Fix.of("mend that, or pack with ", alone, "; finished shards are kept")
+    fix = Fix.of("correct that, or pack with ", alone, "; finished shards are kept")
     return DatasetError(message, why=why, fix=fix)
 
 

@@ -278,7 +278,9 @@ class WorkerStart:
             # torch would send the text of the error alone.  The stand-in sends the
             # error itself, in place of the worker's batches.
             what = f"worker_init_fn failed in worker {worker}: "
-            fix = f"mend it; worker_init_fn({worker}) in this process to step through"
+            fix = (
+                f"correct it; worker_init_fn({worker}) in this process to step through"
+            )
             stand_in.fail_with(Failure.about(what, error, fix))
             return
         if isinstance(stand_in, MapBatches):

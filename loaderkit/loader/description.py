@@ -294,7 +294,7 @@ def sizes_of(dataset: object, name: str) -> Ints:
     if total >= _MOST_TOTAL:
         message = f"sizes() says {total:.3g} {name} in all."
         why = "batches are cut where sums of them reach a limit, in int64"
-        fix = "count in larger units, or mend sizes()"
+        fix = "count in larger units, or correct sizes()"
         raise LoaderError(message, why=why, fix=fix)
     return numbers
 

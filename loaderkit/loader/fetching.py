@@ -20,7 +20,7 @@ from loaderkit.loader.missing_rows import (
 from loaderkit.loader.resumable import SeededRows
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
 from loaderkit.loader.unlike_samples import difference_of
-from loaderkit.loader.users_errors import error_about, mend
+from loaderkit.loader.users_errors import error_about, to_correct
 from loaderkit.memory.shm_batch import (
     SegmentRing,
     SharedBatch,
@@ -137,7 +137,7 @@ def _read_samples(
         raise
     except Exception as error:
         what = f"The samples {names_of(dataset, rows)} could not be read: "
-        raise error_about(what, error, mend(_SAMPLE)) from error
+        raise error_about(what, error, to_correct(_SAMPLE)) from error
     return _read_one_by_one(dataset, rows)
 
 
@@ -178,7 +178,7 @@ def how_to_join(collate: Collate) -> str:
         # No code of the user ran, so it cannot be at fault.
         fix = "give the samples one shape; or collate_fn=... that joins them; or "
         return f"{fix}loaderkit.pack(dataset, path), whose batches are padded"
-    return mend(f"{name_of_function(collate)}, or the samples")
+    return to_correct(f"{name_of_function(collate)}, or the samples")
 
 
 def transform_batch(
@@ -204,7 +204,7 @@ def transform_batch(
         raise
     except Exception as error:
         message = f"Joined, but not transformed: {which_batch}: "
-        fix = mend(
+        fix = to_correct(
             f"{name} for a whole batch, or call it sample by sample, as transform= of "
             "the dataset"
         )
@@ -271,7 +271,7 @@ def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
         raise
     except Exception as error:
         what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise error_about(what, error, mend(_what_made(dataset))) from error
+        raise error_about(what, error, to_correct(_what_made(dataset))) from error
     return samples
 
 

@@ -25,7 +25,7 @@ from loaderkit.loader.fetching import how_to_join, transform_batch
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
-from loaderkit.loader.users_errors import error_about, mend
+from loaderkit.loader.users_errors import error_about, to_correct
 from loaderkit.randomness import Seeded, mix_seed
 from loaderkit.sending import SentWhole
 from loaderkit.units import count_of
@@ -132,7 +132,7 @@ class ToldLength:
             text += "probably each of its workers reads all of it; share it out by "
             text += "get_worker_info()"
         else:
-            text += "mend its __len__"
+            text += "correct its __len__"
         warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
 
 
@@ -201,7 +201,9 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
     def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
         """Return an iterator over the user's dataset that begins at a saved state."""
         with (
-            _naming_user_code("The dataset could not begin: ", mend("the dataset")),
+            _naming_user_code(
+                "The dataset could not begin: ", to_correct("the dataset")
+            ),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
             source = self._restore_dataset(epoch, state)
@@ -347,7 +349,7 @@ class _WorkerBatches(Iterator[Delivery]):
         except Exception as error:
             count = self._number * size + len(self._rows)
             what = f"The dataset failed after {count_of(count, 'samples')}: "
-            raise error_about(what, error, mend("the dataset")) from error
+            raise error_about(what, error, to_correct("the dataset")) from error
 
         rows = self._rows
         if rows and not (self._rule.drop_last and len(rows) < size):

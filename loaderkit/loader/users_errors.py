@@ -49,16 +49,15 @@ def error_about(
     return _build_error(ErrorContent.of(error), what, why, fix)
 
 
-def mend(what: str) -> str:
-    """Say that the user's code is to be mended, and from a worker how to look at it.
+def to_correct(what: str) -> str:
+    """Say that the user's code is to be corrected, and from a worker how to look at it.
 
     Args:
-        what: What is to be mended, and what else helps.
+        what: What is to be corrected, and what else helps.
     """
+    text = f"correct {what}"
     in_worker = get_worker_info() is not None
-    return (
-        f"mend {what}; num_workers=0 to step through" if in_worker else f"mend {what}"
-    )
+    return f"{text}; num_workers=0 to step through" if in_worker else text
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_a_sparse_tensor_that_points_outside_itself_is_never_stored(sparse):
         encode({"adj": sparse()})
 
     assert caught.value.why
-    assert caught.value.fix == "mend its indices, or leave it out"
+    assert caught.value.fix == "correct its indices, or leave it out"
 
 
 @pytest.mark.parametrize("kind", ["row", "col"])

@@ -99,7 +99,7 @@ def test_its_own_error_arrives_and_says_which_batch(dataset, workers):
 
     with pytest.raises(KeyError, match="Joined, but not transformed: ") as raised:
         list(loader)
-    assert "mend failing" in raised.value.fix
+    assert "correct failing" in raised.value.fix
 
 
 def test_a_transform_that_returns_nothing_is_refused():

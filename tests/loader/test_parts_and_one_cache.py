@@ -85,8 +85,8 @@ def batches_of(dataset):
     try:
         return list(build_loader(dataset, batch_size=2, num_workers=0, probe=False))
     except LoaderkitError as error:
-        # "mend F" is said of functions of the user's: there are none here.
-        return f"fails in {error.fix}" if error.fix.startswith("mend") else None
+        # "correct F" is said of functions of the user's: there are none here.
+        return f"fails in {error.fix}" if error.fix.startswith("correct") else None
 
 
 def pack_all(parts, folder, **options):

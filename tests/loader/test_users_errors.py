@@ -66,7 +66,7 @@ def test_a_sample_that_fails_is_named_with_the_error_as_its_cause(raised_in, nam
 
     assert isinstance(error, LoaderError)
     assert error.what.startswith(f"Sample {key} could not be read: ")
-    assert "mend this sample" in error.fix
+    assert "correct this sample" in error.fix
     assert type(error.__cause__) is type(original(name))
     check(error, name)
     check_cause(error, name)
@@ -125,7 +125,7 @@ def test_a_collate_function_that_fails_is_told_apart_from_a_sample(name, workers
 
     assert isinstance(error, LoaderError)
     assert "'sample-0' (row 0), 'sample-1' (row 1) were read, but not" in error.what
-    assert error.fix.startswith("mend FailingCall")
+    assert error.fix.startswith("correct FailingCall")
     assert ("num_workers=0" in error.fix) == (workers > 0)
     check(error, name)
     check_cause(error, name)
@@ -140,7 +140,7 @@ def test_samples_that_do_not_join_blame_no_function_that_the_user_never_wrote(sa
     for dataset in (samples, Stream()):
         error = raised_by(build_loader(dataset, num_workers=0, **OPTIONS))
 
-        assert "mend" not in error.fix
+        assert "correct" not in error.fix
         assert "collate_fn" in error.fix
         assert "loaderkit.pack" in error.fix
 
@@ -338,7 +338,7 @@ def test_an_error_of_a_local_class_keeps_its_text_on_its_way_from_a_worker():
     error = raised_by(build_loader(faulty.Named(explode), num_workers=1, **OPTIONS))
 
     assert error.what == "Sample 'sample-5' (row 5) could not be read: LocalError: here"
-    assert "mend this sample" in error.fix
+    assert "correct this sample" in error.fix
     assert "in explode" in str(error.__cause__)
 
 
@@ -536,7 +536,7 @@ def test_torchs_worker_sends_it_on(name):
 def test_an_error_about_one_of_ours_has_the_fix_of_its_own():
     users = DatasetError("no sample", why="x", fix=Pack("[1]"))
 
-    combined = error_about("It was not read: ", users, "mend it")
+    combined = error_about("It was not read: ", users, "correct it")
 
     for error in (combined, pickle.loads(pickle.dumps(combined))):
-        assert error.fix == error.fix_in(Python()) == "mend it"
+        assert error.fix == error.fix_in(Python()) == "correct it"
