@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from loaderkit.errors import OptionError
@@ -80,6 +81,21 @@ def take(batch: Any, rows: list[int]) -> Any:
         As :func:`cut` does, but a copy.
     """
     return _select_samples(batch, rows, count_samples(batch))
+
+
+def name_of_batch_norm(model: torch.nn.Module) -> str | None:
+    """Name a module that normalises by its batch: pieces have other statistics.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        A name of ``named_modules``; None where there is no such module in training.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            return str(name)
+    return None
 
 
 def _select_samples(batch: Any, rows: slice | list[int], total: int) -> Any:

@@ -66,6 +66,17 @@ def _any_of(*names: str) -> frozenset[str]:
 _CARDS = _any_of("cuda", "hip", "xpu", "npu", "mps")
 _MPS = _any_of("mps")
 
+PIECES_WITH_OWN_STATISTICS = Remedy(
+    "micro-batches",
+    "numerics",
+    "add gradients up; layers that normalise by their batch see one piece at a time",
+    "for piece in pieces: (loss(model(piece)) / len(pieces)).backward()",
+    _DEVICE | _IMPOSSIBLE,
+    change=StepChange(half_batch=True),
+)
+"""Instead of that of the same name, where the model has such layers in training:
+``MicroBatcher`` refuses it, since results are not equal."""
+
 REMEDIES = (
     # free: nothing about the training changes
     Remedy(

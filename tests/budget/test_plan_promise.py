@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_plans import Contrasted, draw_plan
+from readings import READINGS, Reading
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_batch
@@ -417,3 +418,69 @@ def test_jagged_batches_are_planned():
     largest = sorted(data, key=lambda sample: -len(sample["clip"]))[: plan.micro_batch]
     peak = max(measure_step(Jagged(), jagged_batch(largest), Step()).values())
     assert peak <= 100 * 1024
+
+
+@pytest.mark.many_cases
+@pytest.mark.parametrize("name", READINGS)
+def test_a_plan_is_made_for_the_branch_that_takes_most(name):
+    model, rows = Reading(READINGS[name]), list(torch.randn(20_000, 64))
+
+    plan = plan_batch(
+        model, rows, "cpu", limit=8 * MIB, optimizer="sgd", batch_size=20_000
+    )
+
+    pieces = torch.stack(rows[: plan.micro_batch])
+    truth = max(measure_step(model, pieces, Step(optimizer="sgd")).values())
+    assert 0.3 * plan.limit < truth <= plan.limit
+
+
+class Hardest(nn.Module):
+    """Learns from the hardest samples of a batch, of which there must be so many."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.inner, self.count = nn.Linear(64, 64), count
+
+    def forward(self, x):
+        return self.inner(x).pow(2).mean(1).topk(self.count).values.mean()
+
+
+NEEDS = {
+    "statistics of a batch": (nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64)), 2),
+    "the two hardest": (Hardest(2), 2),
+    "the five hardest": (Hardest(5), 5),
+    "the twelve hardest": (Hardest(12), 12),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_step_that_needs_several_samples_is_planned_with_as_many(name):
+    model, fewest = NEEDS[name]
+    rows = list(torch.randn(400, 64))
+
+    roomy, tight, hopeless = (
+        plan_batch(model, rows, "cpu", limit=limit, optimizer="sgd", batch_size=64)
+        for limit in (8 * MIB, 64 << 10, 1 << 10)
+    )
+
+    assert roomy.micro_batch == 64
+    assert roomy.configurations[1].micro_batch == fewest
+    assert tight.micro_batch == 0 or tight.micro_batch >= fewest
+    assert hopeless.micro_batch == 0
+    assert hopeless.configurations[1].micro_batch == 0
+    with pytest.raises((RuntimeError, ValueError)):
+        model(torch.stack(rows[: fewest - 1]))
+
+
+def test_pieces_are_no_equal_results_where_layers_normalise_by_their_batch():
+    rows = list(torch.randn(400, 64))
+    costs = {}
+    for name, layer in (("batch", nn.BatchNorm1d(64)), ("layer", nn.LayerNorm(64))):
+        model = nn.Sequential(nn.Linear(64, 64), layer)
+        plan = plan_batch(model, rows, "cpu", limit=8 * MIB, batch_size=256)
+        remedies = {saving.remedy.name: saving.remedy for saving in plan.savings}
+        costs[name] = remedies["micro-batches"]
+
+    assert costs["batch"].cost == "numerics"
+    assert "MicroBatcher" not in costs["batch"].code
+    assert costs["layer"].cost == "equal results"

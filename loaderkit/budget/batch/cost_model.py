@@ -12,9 +12,12 @@ from loaderkit.budget.batch.peak_model import (
     fit_peak_model,
     prediction_error,
 )
+from loaderkit.budget.step.assumed_scalars import MOST, Assumed
 from loaderkit.budget.step.estimate import estimate, upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
+from loaderkit.budget.step.step_errors import error_of_step
 from loaderkit.budget.step.track import track_step
+from loaderkit.budget.step.unknown_values import costliest_answers
 from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ _SAMPLES_OF_STEPS: dict[SampleKind, tuple[int, ...]] = {
 """Samples of the small steps that a peak model is fitted to: one step more than there
 are unknowns, the last to see the error; never 1 alone, which takes other kernels
 (measured on conv3d)."""
+_MORE_SAMPLES = 8
+"""How many times as many they are where a step needs more samples than that, such as a
+loss of the five hardest of a batch.  Chosen."""
 _COMPARED_SAMPLES = 16
 """Samples of the batches that a fit is compared with: twice those of its steps.
 Chosen: more would take longer than the fit itself."""
@@ -96,6 +102,12 @@ class BatchCostModel:
     """How a step is made."""
     peak_model: PeakModel
     """Predicts what a batch takes."""
+    assumed: Assumed = MOST
+    """What values are taken for that a step reads and nobody knows: a plan is made for
+    the branch that takes most."""
+    fewest: int = 1
+    """Samples that a step needs: 2 with statistics over the batch, more with a loss of
+    the hardest ones."""
     tracked_peaks: dict[tuple[int, ...], TrackedPeak] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -118,7 +130,9 @@ class BatchCostModel:
         """
         other = self.with_step(step)
         largest = min(max(batch_size, _COMPARED_SAMPLES), len(self.samples))
-        small = _choose_small_batch(self.samples, min(_SAMPLES_OF_SMALL, largest), 0)
+        small = _choose_small_batch(
+            self.samples, min(max(_SAMPLES_OF_SMALL, self.fewest), largest), 0
+        )
         batches = [small, self.samples.worst_rows(self.peak_model, largest)]
         errors = [
             prediction_error(self.predict(rows), [other.track_likely_peak(rows)])
@@ -157,10 +171,42 @@ class BatchCostModel:
         """Track a batch, unless it was tracked already."""
         key = tuple(rows)
         if key not in self.tracked_peaks:
-            log = track_step(self.model, self.samples.join(rows), self.step)
+            log = self._track_rows(rows)
             likely = max(totals(peaks_of(log)).values())
             self.tracked_peaks[key] = TrackedPeak(likely, upper_end(log, self.step))
         return self.tracked_peaks[key]
+
+    def _track_rows(self, rows: list[int]) -> Log:
+        batch = self.samples.join(rows)
+        try:
+            return track_step(self.model, batch, self.step, assumed=self.assumed)
+        except StepError:
+            raise
+        except Exception as error:
+            raise error_of_step(error) from error
+
+    def with_fewest_samples(self) -> BatchCostModel:
+        """Find how many samples a step needs."""
+
+        def runs(count: int) -> bool:
+            try:
+                self.track_peak(self.samples.worst_rows(self.peak_model, count))
+            except StepError:
+                return False
+            return True
+
+        most = len(self.samples)
+        enough = 1
+        while not runs(enough) and enough < most:
+            enough = min(2 * enough, most)
+        too_few = enough // 2
+        while enough - too_few > 1:
+            middle = (enough + too_few) // 2
+            if runs(middle):
+                enough = middle
+            else:
+                too_few = middle
+        return replace(self, fewest=enough)
 
     def worst_peak(self, count: int) -> int:
         """Track the worst batch of so many samples, and bound what others take.
@@ -179,7 +225,7 @@ class BatchCostModel:
             most: Samples that are asked for; all there are if None.
 
         Returns:
-            Samples; 0 when not even every single one fits.
+            Samples; 0 when not even every single one fits, or as few as a step needs.
         """
         factor = (1 + self.peak_model.error) ** 2
         predicted = self.samples.worst_peaks(self.peak_model) * factor
@@ -187,9 +233,10 @@ class BatchCostModel:
         most = len(self.samples) if most is None else min(most, len(self.samples))
 
         def fits(count: int) -> bool:
-            return self.worst_peak(count) <= limit
+            return self.worst_peak(max(count, self.fewest)) <= limit
 
-        return last_that_fits(fits, guess, most)
+        count = last_that_fits(fits, guess, most)
+        return count if count >= self.fewest else 0
 
 
 def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
@@ -270,32 +317,55 @@ def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:
 def _fit_small_steps(
     model: torch.nn.Module, samples: Samples, step: Step
 ) -> BatchCostModel:
-    """Fit small steps, and compare with larger ones that the fit has not seen."""
+    """Fit small steps, and compare with larger ones that the fit has not seen.
+
+    Raises:
+        StepError: They do not run.
+    """
+    try:
+        return _fit_steps_of(1, model, samples, step)
+    except StepError as error:
+        # A loss may choose the five hardest of a batch.
+        try:
+            return _fit_steps_of(_MORE_SAMPLES, model, samples, step)
+        except StepError:
+            raise error from error.__cause__
+
+
+def _fit_steps_of(
+    times: int, model: torch.nn.Module, samples: Samples, step: Step
+) -> BatchCostModel:
+    """Fit steps of so many times as few samples as can be."""
     batches = [
-        _choose_small_batch(samples, count, number)
+        _choose_small_batch(samples, times * count, number)
         for number, count in enumerate(_samples_of_steps(samples))
     ]
     sizes = [samples.batch_sizes(rows) for rows in batches]
-    logs = [_track_small_step(model, samples.join(rows), step) for rows in batches]
+    joined = [samples.join(rows) for rows in batches]
+    logs = [_track(model, batch, step, MOST) for batch in joined]
+    assumed = costliest_answers(model, joined[-1], step, logs[-1])
+    if assumed != MOST:
+        logs = [_track(model, batch, step, assumed) for batch in joined]
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
-    cost_model = BatchCostModel(model, samples, step, peak_model)
+    cost_model = BatchCostModel(model, samples, step, peak_model, assumed)
     errors = [
         prediction_error(cost_model.predict(rows), [cost_model.track_likely_peak(rows)])
-        for rows in _unseen_batches(samples, peak_model)
+        for rows in _unseen_batches(samples, peak_model, times * _COMPARED_SAMPLES)
     ]
     error = max(peak_model.error, *errors)
-    return replace(cost_model, peak_model=replace(peak_model, error=error))
+    cost_model = replace(cost_model, peak_model=replace(peak_model, error=error))
+    return cost_model.with_fewest_samples()
 
 
-def _track_small_step(model: torch.nn.Module, batch: Any, step: Step) -> Log:
+def _track(model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed) -> Log:
     """Track a step; where that fails, say whether the step itself fails.
 
     Raises:
         StepError: It does, or it asks for what tensors without memory do not have.
     """
     try:
-        return track_step(model, batch, step)
+        return track_step(model, batch, step, assumed=assumed)
     except StepError:
         raise
     except Exception as error:
@@ -316,13 +386,15 @@ def _samples_of_steps(samples: Samples) -> Sequence[int]:
     return [2 + number % 7 for number in range(len(samples.names) + 2)]
 
 
-def _unseen_batches(samples: Samples, peak_model: PeakModel) -> list[list[int]]:
-    """Choose batches to compare with, which a fit has not seen.
+def _unseen_batches(
+    samples: Samples, peak_model: PeakModel, count: int
+) -> list[list[int]]:
+    """Choose batches of so many samples to compare with, which a fit has not seen.
 
     Two are drawn at random.  In one the largest sample is beside the smallest, which
     shows where others are padded to it.  The last is the worst of its size.
     """
-    count = min(_COMPARED_SAMPLES, len(samples))
+    count = min(count, len(samples))
     rng = np.random.default_rng(0)
     drawn = rng.choice(len(samples), count, replace=False)
     drawn_half = rng.choice(len(samples), count // 2, replace=False)

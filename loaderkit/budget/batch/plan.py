@@ -503,7 +503,7 @@ class _Planner:
             name=name,
             micro_batch=count,
             accumulation=math.ceil(self.batch_size / count) if count else 0,
-            peak=cost_model.worst_peak(max(count, 1)),
+            peak=cost_model.worst_peak(max(count, cost_model.fewest)),
             limit=limit,
             device=step.target.kind,
             precision=str(step.autocast or torch.float32).removeprefix("torch."),
@@ -512,7 +512,7 @@ class _Planner:
         )
 
     def _smallest_configuration(self, cost_model: BatchCostModel) -> BatchConfiguration:
-        """One sample a piece, with everything that makes it smaller."""
+        """As few samples a piece as it needs, with all that makes a step smaller."""
         for step in self._smaller_steps():
             configurations = self._with_each_optimizer(cost_model, step)
             if configurations:
@@ -521,7 +521,9 @@ class _Planner:
                     return replace(smallest, micro_batch=0, accumulation=0)
                 return smallest
         # Never reached in a plan: the step as it is was tracked already.
-        as_it_is = self._make_configuration("B (minimum)", cost_model, self.limit, 1)
+        as_it_is = self._make_configuration(
+            "B (minimum)", cost_model, self.limit, cost_model.fewest
+        )
         return replace(as_it_is, micro_batch=0)
 
     def _smaller_steps(self) -> Iterator[Step]:
@@ -544,9 +546,9 @@ class _Planner:
             smaller = cost_model.with_step(step.but(variant=variant))
             try:
                 configuration = self._make_configuration(
-                    "B (minimum)", smaller, self.limit, 1
+                    "B (minimum)", smaller, self.limit, smaller.fewest
                 )
-            except RuntimeError:
+            except StepError:
                 # Torch refuses fused updates of sparse gradients, and some losses and
                 # operators in bfloat16.
                 continue

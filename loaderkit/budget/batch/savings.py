@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.budget.cutting import count_samples, cut
-from loaderkit.budget.remedies import REMEDIES, Remedy
+from loaderkit.budget.cutting import count_samples, cut, name_of_batch_norm
+from loaderkit.budget.remedies import PIECES_WITH_OWN_STATISTICS, REMEDIES, Remedy
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import copied
 from loaderkit.budget.step.train_step import (
@@ -19,6 +19,8 @@ from loaderkit.errors import StepError
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from loaderkit.budget.step.estimate import StepEstimate
@@ -65,7 +67,7 @@ def estimate_savings(
         none that torch refuses for this model.
     """
     savings = []
-    for remedy in REMEDIES:
+    for remedy in _remedies_for(model):
         remedied = _apply_remedy(remedy, model, batch, step)
         if remedied is None:
             continue
@@ -82,6 +84,15 @@ def estimate_savings(
             RemedySaving(remedy, saved_bytes, with_remedy.peak, with_remedy.phase)
         )
     return savings
+
+
+def _remedies_for(model: torch.nn.Module) -> Iterator[Remedy]:
+    for remedy in REMEDIES:
+        is_pieces = remedy.name == PIECES_WITH_OWN_STATISTICS.name
+        if is_pieces and name_of_batch_norm(model) is not None:
+            yield PIECES_WITH_OWN_STATISTICS
+        else:
+            yield remedy
 
 
 class _RemediedStep(NamedTuple):

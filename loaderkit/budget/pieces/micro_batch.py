@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import show_value, suggest_keywords
-from loaderkit.budget.cutting import count_samples, cut, weight_of
+from loaderkit.budget.cutting import (
+    count_samples,
+    cut,
+    name_of_batch_norm,
+    weight_of,
+)
 from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
 from loaderkit.budget.pieces.ranks import (
@@ -222,7 +226,7 @@ class MicroBatcher:
         """
         batch = window[0]
         most = size or count_samples(batch)
-        is_uncut_norm = size is None and _name_of_batch_norm(self.model) is not None
+        is_uncut_norm = size is None and name_of_batch_norm(self.model) is not None
         if not self.independent or is_uncut_norm:
             # Whole batches of a window, each for itself, as the user says.
             return True
@@ -441,17 +445,9 @@ def _check_pieces_can_equal_whole(
         )
         fix = "a smaller batch, or loaderkit.plan_batch"
         raise BudgetError(message, why=why, fix=fix) from cause
-    name = _name_of_batch_norm(model)
+    name = name_of_batch_norm(model)
     if name is not None:
         message = "This batch cannot be computed in pieces with equal results."
         why = f"{name} normalises by the statistics of its batch, in training"
         fix = f"model.get_submodule({name!r}).eval(), or GroupNorm, or LayerNorm"
         raise BudgetError(message, why=why, fix=fix) from cause
-
-
-def _name_of_batch_norm(model: torch.nn.Module) -> str | None:
-    """Name a module that normalises by the statistics of its batch."""
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            return str(name)
-    return None

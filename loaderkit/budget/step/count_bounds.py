@@ -20,21 +20,26 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.step.call_arguments import Args, Kwargs
 
-_POSITIONS = {
-    *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "mode", "median"),
-    *("nanmedian", "kthvalue", "cummax", "cummin", "multinomial"),
-}
+_POSITIONS = {"argmax", "argmin", "argsort", "multinomial"}
 """Operators whose integers are positions along an axis, or among all elements."""
+_VALUES_AND_POSITIONS = {
+    *("sort", "topk", "max", "min", "mode", "median", "nanmedian", "kthvalue"),
+    *("cummax", "cummin"),
+}
+"""Operators that give some of the values, and their positions after these."""
 _PLACES_IN_A_TABLE = {"searchsorted": "sorted_sequence", "bucketize": "boundaries"}
 """Operators whose integers are positions in one of their arguments."""
 _COUNTS = {"count_nonzero", "bincount", "histc"}
 _SUMS = {"sum", "cumsum", "nansum"}
 _KEEPING = {
-    *("_to_copy", "mean", "max", "min", "amax", "amin", "maximum", "minimum", "clamp"),
-    *("ceil", "floor", "round", "trunc", "clone", "detach", "index", "index_select"),
-    *("gather", "cat", "stack", "where", "sort", "topk", "sub", "abs", "copy_"),
+    *("_to_copy", "mean", "amax", "amin", "maximum", "minimum", "clamp", "ceil"),
+    *("floor", "round", "trunc", "clone", "detach", "cat", "stack", "where", "sub"),
+    *("abs", "copy_", "index", "index_select", "gather", "take", "scatter"),
+    *("scatter_", "index_put", "index_put_", "masked_select"),
 }
 """Operators whose results are no larger than what they are given."""
+_NO_VALUES = ("index", "indices", "mask", "condition")
+"""Arguments that say which values are given, and are none of them."""
 
 
 class CountBounds:
@@ -65,38 +70,48 @@ class CountBounds:
             out: What it gave for them.
         """
         outputs = [t for t in tensors_in(out) if isinstance(t, FakeTensor)]
-        integers = [t for t in outputs if _is_integer(t)]
         operands = tensors_in((args, kwargs))
-        if not operands or not (integers or any(map(self._is_count, operands))):
+        is_about_counts = any(map(_is_integer, outputs))
+        if not (is_about_counts or any(map(self._is_count, operands))) or not operands:
             return
-        most = self._most_of_call(func, args, kwargs, operands)
-        if most is None:
-            return
-        for output in integers or outputs:
-            self._most[output] = most
-
-    def _most_of_call(
-        self,
-        func: OpOverload,
-        args: Args,
-        kwargs: Kwargs,
-        operands: list[torch.Tensor],
-    ) -> int | None:
-        name = str(func._schema.name).removeprefix("aten::")  # noqa: SLF001 -- the way to ask
         named = arguments_by_name(func, args, kwargs)
+        name = str(func._schema.name).removeprefix("aten::")  # noqa: SLF001 -- the way to ask
+        for position, output in enumerate(outputs):
+            if output.dtype == torch.bool:
+                continue
+            most = self._most_of_output(func, name, named, position)
+            if most is not None:
+                self._most[output] = most
+
+    def _most_of_output(
+        self, func: OpOverload, name: str, named: Kwargs, position: int
+    ) -> int | None:
+        """Bound one of the results of a call.
+
+        Args:
+            func: The operator.
+            name: Its name.
+            named: Its arguments.
+            position: Of the result.
+        """
+        operands = tensors_in({k: v for k, v in named.items() if k not in _NO_VALUES})
         if name in _PLACES_IN_A_TABLE:
             return int(named[_PLACES_IN_A_TABLE[name]].shape[-1])
-        if name in _COUNTS:
+        if name in _COUNTS | _POSITIONS:
             return _size_along(operands[0], named)
-        # The integers of floats are positions; the largest of integers is one of them.
-        if name in _POSITIONS and operands[0].is_floating_point():
-            return _size_along(operands[0], named)
+        if name in _VALUES_AND_POSITIONS:
+            is_value = position == 0
+            size = _size_along(operands[0], named)
+            return self._bound_of(operands[0]) if is_value else size
         bounds = [self._bound_of(tensor) for tensor in operands]
         if name in _SUMS and bounds[0] is not None:
             return bounds[0] * _size_along(operands[0], named)
         known = [bound for bound in bounds if bound is not None]
         if name in {"mul", "add"}:
-            known += [_size_of_number(x) for x in args if isinstance(x, (int, float))]
+            numbers = (named["self"], named["other"])
+            known += [
+                _size_of_number(x) for x in numbers if isinstance(x, (int, float))
+            ]
         if not known:
             # What floats are rounded to has no bound; as many as there are is a guess.
             return max(tensor.numel() for tensor in operands)
@@ -118,8 +133,10 @@ class CountBounds:
             return 1
         if isinstance(tensor, FakeTensor):
             return self.most(tensor)
-        is_number = tensor.numel() == 1 and not tensor.is_complex()
-        return _size_of_number(float(tensor)) if is_number else None
+        is_known = tensor.numel() == 1 or _is_integer(tensor)
+        if not is_known or not tensor.numel() or tensor.is_complex():
+            return None
+        return _size_of_number(float(tensor.max()))
 
 
 def _size_of_number(number: float) -> int:

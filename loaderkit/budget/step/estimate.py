@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -44,6 +43,7 @@ from loaderkit.budget.step.train_step import (
     device_spec,
     dtype_of,
 )
+from loaderkit.budget.step.unknown_values import track_other_answers
 from loaderkit.errors import OptionError, StepError
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.nests import flatten_tensors
@@ -304,7 +304,8 @@ def _estimate_by_tracking(
     if _can_be_measured_instead(log, step_estimate):
         return _measure_sparse(model, batch, step, step_estimate)
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
-        other_ends += _track_other_ends(model, batch, step, log)
+        others_tracked = track_other_answers(model, batch, step, log)
+        other_ends += [tracked.log for tracked in others_tracked]
         others = [summarise(other, step) for other in other_ends]
         if has_assumption(log, (ALL_CHOSEN, SCALAR)):
             # Some values are known of neither branch: the estimate is the upper end.
@@ -379,41 +380,6 @@ def _track_with_values_or_few(
         return track_step(
             model, batch, step, assumed=few, with_values=True, begun=begun
         )
-
-
-def _track_other_ends(
-    model: torch.nn.Module, batch: Any, step: Step, log: Log
-) -> list[Log]:
-    """Track a step with other answers to what is not known."""
-    logs = []
-    for alternatives in _other_answers(log):
-        for assumed in alternatives:
-            try:
-                logs.append(track_step(model, batch, step, assumed=assumed))
-            except Exception:  # noqa: BLE001 -- a model may need more than one element
-                continue
-            break
-    return logs
-
-
-def _other_answers(log: Log) -> list[list[Assumed]]:
-    """List what else unknown values may be, and what to try where a step refuses it."""
-    least = Assumed(share=0.0, numbers=(0.0,), conditions=(False,))
-    # A check of the user's, or of torch's distributions, raises where nothing holds.
-    answers = [[least, replace(least, conditions=(True,))]]
-    if log.assumed_numbers + log.assumed_conditions < sum(log.assumptions.values()):
-        # Rows that are split by counts take least where the parts are alike.
-        answers.append([Assumed(share=0.5)])
-    if log.assumed_conditions > 1:
-        answers += [[Assumed(conditions=(True, False))]]
-        answers += [[Assumed(conditions=(False, True))]]
-    if log.assumed_numbers:
-        answers += [[Assumed(numbers=(-math.inf,))], [Assumed(numbers=(math.inf,))]]
-    if log.assumed_numbers > 1:
-        # The smaller ones for what is computed of two: of infinite ones that is NaN.
-        for pair in ((math.inf, -math.inf), (3.0, -2.0)):
-            answers += [[Assumed(numbers=pair)], [Assumed(numbers=pair[::-1])]]
-    return answers
 
 
 def _widen_interval(
