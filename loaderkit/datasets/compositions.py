@@ -8,6 +8,7 @@ called; ``one + other`` gives a composition that has both as methods.
 from __future__ import annotations
 
 import bisect
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
 from loaderkit.arguments import kind_of, show_value
+from loaderkit.composed_joining import check_joined_alike, own_collate
 from loaderkit.datasets.rows import is_single_index, normalize_index
 from loaderkit.errors import (
     DatasetError,
@@ -24,11 +26,13 @@ from loaderkit.errors import (
     NoSuchKeyError,
     OptionError,
 )
+from loaderkit.joining import join
+from loaderkit.memory.shm_batch import default_collate
 from loaderkit.operations import answer_operations, refuse_operator
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import SupportsIndex
 
 T = TypeVar("T", default=Any)
@@ -54,8 +58,8 @@ class ReadBehind(Dataset[T]):
 class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
     """Datasets read one behind the other, which know the keys of their samples.
 
-    What ``one + other`` gives: torch's ``ConcatDataset``, for any loader, with ``key``
-    and ``row_of`` as a single dataset has them.
+    What ``one + other`` gives: torch's ``ConcatDataset``, for any loader, with ``key``,
+    ``row_of`` and ``collate`` as a single dataset has them.
     """
 
     def key(self, row: SupportsIndex) -> str:
@@ -83,6 +87,19 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
             NoSuchKeyError: No sample of any part has it.
         """
         return row_of(self, key)
+
+    @functools.cached_property
+    def collate(self) -> Callable[[Any], Any]:
+        """Joins samples of all parts, as one cache of them would; for any DataLoader.
+
+        The ``collate`` of a part does not know which fields have other lengths in the
+        other parts, and would stack them in some batches.
+
+        Raises:
+            LoaderError: The parts join a field that differs in length in two ways.
+        """
+        check_joined_alike(self)
+        return own_collate(self) or functools.partial(join, others=default_collate)
 
     def __getitem__(self, idx: Any) -> T:
         if is_single_index(idx):

@@ -3,12 +3,13 @@
 The oracle is one cache that was packed of the same samples in the same order.
 """
 
+import pickle
 import random
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, StackDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset
 from torch_geometric.data import Data
 
 from loaderkit import build_loader, open_cache, pack
@@ -159,6 +160,20 @@ def test_a_field_that_is_even_in_each_part_is_ragged_in_all(tmp_path):
     for dataset in (two + three, ConcatDataset([three, two])):
         for batch in batches_of(dataset):
             assert isinstance(batch["ids"], Padded)
+
+
+def test_a_sum_joins_its_samples_in_any_loader(tmp_path):
+    two, three = pack_all([texts([2, 2, 2]), texts([3, 3])], tmp_path)
+    both = pickle.loads(pickle.dumps(two + three + two))
+
+    loader = DataLoader(both, batch_size=2, collate_fn=both.collate)
+
+    assert_same(list(loader), batches_of(both))
+    assert all(isinstance(batch["ids"], Padded) for batch in loader)
+    unpacked = two + texts([2])
+    assert unpacked.collate([two[0], two[1]])["ids"].shape == (2, 2)
+    with pytest.raises(LoaderError, match="not packed"):
+        _ = (two + three + texts([2])).collate
 
 
 def test_stacks_one_behind_the_other_are_joined_item_by_item(tmp_path):
