@@ -610,10 +610,9 @@ def _why_vague(estimate: StepEstimate) -> str:
         note += f", since it is not known what {named} will take"
     share = estimate.high / max(estimate.peak, 1) - 1
     instead = f"a limit of {high} or more, {share:.0%} above the likely peak, holds it"
-    if estimate.target.kind == "cuda":
-        instead += (
-            "; a step with it there, and torch.cuda.max_memory_allocated(), tells"
-        )
+    if estimate.target.traits.caching_allocator:
+        measured = f"torch.{estimate.target.kind}.max_memory_allocated()"
+        instead += f"; a step with it there, and {measured}, tells"
     return f"{note}; {instead}"
 
 

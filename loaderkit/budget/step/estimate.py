@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.budget.step.allocation_log import Log, Part, Phase
-    from loaderkit.budget.step.devices import DeviceSpec
+    from loaderkit.budget.step.devices import DeviceSpec, Kernels
     from loaderkit.budget.step.history import Moment
 
 
@@ -98,8 +98,12 @@ _SPARSE_COPIES = 6
 """What is made of a sparse gradient, at most, for one byte of it; chosen: beyond what
 is tracked, tables took nothing under SGD, 2 under Adagrad and 3.5 under SparseAdam
 (coalesced, squared, and the update itself)."""
-_ASSUMED = "kernels of {} hold no more inside than the CPU's"
-_ASSUMED_OF_KERNELS = {"cuda": "kernels of cuda hold what they do on an H100"}
+_ASSUMED_OF_KERNELS: dict[Kernels, str] = {
+    "of CUDA": "kernels of {} hold what they do on an H100",
+    "unknown": "kernels of {} hold no more inside than the CPU's",
+}
+"""What is taken for granted of kernels that are not measured here, for a kind of
+device."""
 _MODULES_SHOWN = 3
 """In the text; all are in ``modules``."""
 _FORMULA_FACTOR = 4
@@ -413,15 +417,18 @@ def upper_end(log: Log, step: Step) -> int:
         Bytes.
     """
     peak = max(totals(peaks_of(log)).values())
-    is_assumed = bool(log.assumptions) or step.target.kind != "cpu"
-    return _interval_of(log, peak, step.target.kind, is_assumed=is_assumed).high
+    kernels = step.target.traits.kernels
+    is_assumed = bool(log.assumptions) or kernels in _ASSUMED_OF_KERNELS
+    return _interval_of(log, peak, kernels, is_assumed=is_assumed).high
 
 
-def _interval_of(log: Log, peak: int, kind: str, *, is_assumed: bool) -> _Interval:
+def _interval_of(
+    log: Log, peak: int, kernels: Kernels, *, is_assumed: bool
+) -> _Interval:
     """Say how far off the likely peak of a log may be."""
     share = _MARGIN if is_assumed else _ROUNDING
     margin = round(peak * share) + _UNSEEN_BYTES
-    if kind == "cuda":
+    if kernels == "of CUDA":
         margin = round(peak * _CUDA_MARGIN) + _CUDA_UNSEEN_BYTES
     margin += _CHECKPOINT_BYTES * log.checkpoints
     low = max(min(max(totals(peaks_of(log, "low")).values()), peak) - margin, 0)
@@ -448,11 +455,11 @@ def summarise(log: Log, step: Step) -> StepEstimate:
         f"{what}: {operator}, {count} times"
         for (what, operator), count in log.assumptions.items()
     ]
-    kind = step.target.kind
-    if kind != "cpu":
-        assumptions.append(_ASSUMED_OF_KERNELS.get(kind, _ASSUMED.format(kind)))
+    kernels = step.target.traits.kernels
+    if kernels in _ASSUMED_OF_KERNELS:
+        assumptions.append(_ASSUMED_OF_KERNELS[kernels].format(step.target.kind))
 
-    interval = _interval_of(log, highest.total, kind, is_assumed=bool(assumptions))
+    interval = _interval_of(log, highest.total, kernels, is_assumed=bool(assumptions))
     if log.sparse_bytes:
         assumptions.append("no more of sparse tensors than some copies of each")
 
@@ -468,7 +475,7 @@ def summarise(log: Log, step: Step) -> StepEstimate:
         target=step.target,
         method="tracked",
         assumptions=assumptions,
-        reserved=reserved_peak(log.events, kind),
+        reserved=reserved_peak(log.events, step.target.kind),
         real_bytes=log.real_bytes,
         history=history_of(log, part_of),
     )
