@@ -917,7 +917,14 @@ def _process_was_ended(clue: _Clue) -> bool:
     begin = max(begin, clue.start - _BEFORE, clue.message.start)
     _, end = clue.sentence()
     end = min(clue.message.end, end + _BEFORE)
-    return ENDED.search(clue.text, begin, end) is not None
+    for ending in ENDED.finditer(clue.text, begin, end):
+        span = Span(*ending.span())
+        if "\n" not in clue.text[min(clue.end, span.start) : max(clue.start, span.end)]:
+            return True
+        mood = find_mood(clue.text, span, sentence_around(clue.text, span))
+        if mood in {None, Mood.CODE}:
+            return True
+    return False
 
 
 def _kind_and_backend(
