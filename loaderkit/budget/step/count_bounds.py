@@ -13,7 +13,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from loaderkit.budget.step.call_arguments import arguments_by_name, tensors_in
+from loaderkit.budget.step.call_arguments import (
+    arguments_by_name,
+    tensors_in,
+    written_tensors,
+)
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -47,6 +51,10 @@ class CountBounds:
 
     def __init__(self) -> None:
         self._most: Any = WeakTensorKeyDictionary()
+        self._overwritten_of: Any = WeakTensorKeyDictionary()
+        """Fakes of real tensors that counts were written to: each use makes a new one,
+        of the same key."""
+        self._most_overwritten: dict[int, int] = {}
 
     def most(self, tensor: torch.Tensor) -> int | None:
         """Give the most that a count can be.
@@ -59,6 +67,21 @@ class CountBounds:
         """
         most: int | None = self._most.get(tensor)
         return most
+
+    def name_overwritten(self, fake: torch.Tensor, key: int) -> None:
+        """Name a fake of a real tensor that fakes are written to.
+
+        Args:
+            fake: One of its fakes.
+            key: Of the real tensor's storage.
+        """
+        self._overwritten_of[fake] = key
+        if key in self._most_overwritten:
+            self._most[fake] = self._most_overwritten[key]
+
+    def forget_overwritten(self, key: int) -> None:
+        """Forget a storage that is freed."""
+        self._most_overwritten.pop(key, None)
 
     def note(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Bound the counts that an operator made.
@@ -82,6 +105,10 @@ class CountBounds:
             most = self._most_of_output(func, name, named, position)
             if most is not None:
                 self._most[output] = most
+        for written in written_tensors(func, args, kwargs):
+            if written in self._overwritten_of and outputs[0] in self._most:
+                key = self._overwritten_of[written]
+                self._most_overwritten[key] = self._most[outputs[0]]
 
     def _most_of_output(
         self, func: OpOverload, name: str, named: Kwargs, position: int

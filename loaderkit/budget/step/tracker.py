@@ -298,6 +298,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is not None and storage.number == number:
             del self.live[key]
             self._overwritten.pop(key, None)
+            self._counts.forget_overwritten(key)
             self.log.events.append(Event(number, -storage.nbytes))
             self.real_bytes_live -= self._real_sizes.pop(number, 0)
 
@@ -436,8 +437,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fake_in_place_of(self, real: torch.Tensor, *, is_trained: bool | None) -> Any:
         """Make the fake of a real tensor, without another storage in the log."""
-        owner = self.live.get(real.untyped_storage()._cdata)
+        real_key = real.untyped_storage()._cdata
+        owner = self.live.get(real_key)
         fake = self.fake.from_tensor(real)
+        self._counts.name_overwritten(fake, real_key)
         storage = fake.untyped_storage()
         key = storage._cdata
         if key not in self.live and owner is not None:
