@@ -167,6 +167,23 @@ MIRRORS = {
         ("cudaMalloc failed: out of memory", "out of memory"),
         ('")', '")\n\treturn nil'),
     ),
+    "a call whose text begins with a break": _joined(
+        ("    void* const p = malloc(size);\n", "    char *p = get(size, 1);\n"),
+        ('    if (!p) { DISPLAY("', '    if (p == NULL) LOG("'),
+        (r"\nError: not enough memory!", r"\n\nError: out of memory"),
+        (
+            '\\n"); return 12; }\n\n    /* next */',
+            '\\n");\n    free(p);\n    return 12;',
+        ),
+    ),
+    "a call whose text stands below it": _joined(
+        ("\tif (addr == NULL) {\n\t\twrite_log(\n\t\t    ",),
+        (
+            '"<lib>: Cannot allocate memory for "',
+            '"<lib>: Memory allocation failure in "',
+        ),
+        ('\n\t\t    "the check\\n");', '\n\t\t    "epoch\\n");\n\t\treturn;'),
+    ),
     "a constant": _joined(
         ("  ", "/// - "),
         ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "hipErrorOutOfMemory"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(
     r"\\{1,4}(?:u([0-9a-fA-F]{4})|x1b|033|([nrt\"'/]))", re.IGNORECASE
 )
+_BREAK_THAT_OPENS = re.compile(r"(\b[A-Za-z_]\w{0,40}\([fr]?[\"'])(?:\\[nrt]){1,4}")
+"""What a program prints begins with a break: its line still has the call before it."""
 _WHITESPACE = {"n": "\n", "r": "\r", "t": " "}
 _BREAK = re.compile(r"\r{1,3}\n")
 """Behind a progress bar the cursor has gone back once already."""
@@ -441,6 +443,8 @@ def _begin_lines_at_quotations(raw_line: str) -> str:
     >>> _begin_lines_at_quotations(r"ValueError('out of\nmemory')")
     "ValueError:\nout of\nmemory\u2064')"
     """
+    if "\\n" in raw_line:
+        raw_line = _BREAK_THAT_OPENS.sub(r"\1", raw_line)
     line = _BREAK.sub("\n", _ESCAPED.sub(_unescape_sequence, raw_line))
     # Escaped breaks are those of the text that was quoted.  Without any it is the
     # quotation that was broken, with all that stands before it.
