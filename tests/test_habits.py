@@ -865,16 +865,6 @@ def test_a_part_that_a_split_lacks_is_told(dataset):
     assert list(split) == ["train", "test"]
 
 
-def test_a_pad_value_for_a_list_of_numbers_is_refused(tmp_path):
-    lists = [{"tokens": list(range(n)), "n": n} for n in (1, 3)]
-    pack(lists, tmp_path / "a.lk", workers=0)
-
-    assert open_cache(tmp_path / "a.lk", pad_value={"n": -1}).batch([0, 1])
-    padded = open_cache(tmp_path / "a.lk", pad_value={"tokens": -1})
-    with pytest.raises(DatasetError, match="a list of numbers stays a list"):
-        padded.batch([0, 1])
-
-
 # ---- rooms
 
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import suggest_name
 from loaderkit.datasets.collate_errors import Collating
-from loaderkit.datasets.columns import field_names, field_paths
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
+from loaderkit.datasets.pad_names import check_names_in_batch, check_names_in_cache
 from loaderkit.datasets.ragged import (
     PadValue,
     error_of_shapes,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged import Path
+    from loaderkit.datasets.ragged import Number, Path
     from loaderkit.datasets.ragged_fields import FieldShapes
     from loaderkit.memory.page_locked import PageLockedBatch
 
@@ -209,33 +208,29 @@ class BatchJoining(SampleReading[T]):
             batch: A batch of these samples, whose padding is written in place.
 
         Raises:
-            DatasetError: A field cannot hold its number, or there is no such field.
+            DatasetError: A field cannot hold its number, or is never padded, or there
+                is no such field.
         """
         pad_value = self.pad_value
         if type(pad_value) is int and pad_value == 0:
             return  # as nearly always: a mapping is told by its methods, in 1 us
         if not isinstance(pad_value, Mapping) and pad_value == 0:
             return
-        names = fill_padding(batch, pad_value)
         if isinstance(pad_value, Mapping):
-            if not names.issuperset(pad_value):
-                self._check_padded_fields(set(pad_value) - names, names)
-            if isinstance(batch, Mapping):
-                _check_no_lists(batch, pad_value)
+            self._check_pad_names(batch, pad_value)
+        fill_padding(batch, pad_value)
 
-    def _check_padded_fields(self, absent: set[str], names: Collection[str]) -> None:
-        """Refuse names that neither this batch nor any sample of the cache has."""
-        known = set(names)
-        if self.cache is not None:
-            opened = self._open_cache()
-            known |= field_names(opened) | field_paths(opened)
-        unknown = sorted(absent - known)
-        if unknown:
-            message = (
-                f"pad_value names {unknown[0]!r}, which is no field of the samples."
-            )
-            why = f"their fields are {', '.join(sorted(known)) or 'without a name'}"
-            raise DatasetError(message, why=why, fix=suggest_name(unknown[0], known))
+    def _check_pad_names(self, batch: Any, pad_value: Mapping[str, Number]) -> None:
+        """Check once what ``pad_value`` names: by the cache, or by the first batch."""
+        state = self._loaderkit
+        if state.checked_pad_value is pad_value:
+            return
+        if self.reads_cache:
+            check_names_in_cache(self._open_cache(), pad_value)
+        else:
+            opened = None if self.cache is None else self._open_cache()
+            check_names_in_batch(batch, pad_value, opened)
+        state.checked_pad_value = pad_value
 
     def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:
         """Check the rows of a batch."""
@@ -333,24 +328,6 @@ def note_others(page_locked: PageLockedBatch | None) -> None:
     """Say that a batch is joined of samples in memory, and not gathered."""
     if page_locked is not None:
         page_locked.note_others()
-
-
-def _check_no_lists(batch: Mapping[Any, Any], named: Collection[str]) -> None:
-    """Refuse the name of a field whose samples are lists of numbers, which stay lists.
-
-    Raises:
-        DatasetError: There is one: its ``pad_value`` would do nothing.
-    """
-    for name in named:
-        values = batch.get(name)
-        if type(values) is not list or not values or type(values[0]) is not list:
-            continue
-        if all(isinstance(item, int | float) for item in values[0]):
-            message = f"pad_value names {name!r}, which is a list in each sample."
-            why = "tensors and arrays are padded; a list of numbers stays a list"
-            fix = 'pack(dataset.with_format("torch"), path) for those of Hugging Face; '
-            fix += f"or a transform that makes a tensor of sample[{name!r}]"
-            raise DatasetError(message, why=why, fix=fix)
 
 
 def unlike_shapes_error(store: Store, column: str, rows: Ints) -> DatasetError:

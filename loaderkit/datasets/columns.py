@@ -57,16 +57,6 @@ def column_names(opened: OpenedCache) -> frozenset[str]:
     )
 
 
-def field_names(opened: OpenedCache) -> frozenset[str]:
-    """Name all fields that some sample of a cache has, at any depth."""
-    return frozenset(str(key) for nest in opened.structure.nests() for key in nest.keys)
-
-
-def field_paths(opened: OpenedCache) -> frozenset[str]:
-    """Give the paths of all values that some sample of a cache has."""
-    return frozenset(path for path, _, _ in column_rows(opened))
-
-
 def dtype_in_words(dtype: str) -> str:
     """Write a dtype as torch and numpy name it.
 

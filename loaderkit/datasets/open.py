@@ -15,6 +15,7 @@ from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
 from loaderkit.datasets.classes import ClassRegistry, check_classes
 from loaderkit.datasets.opened import OpenedCache
+from loaderkit.datasets.pad_names import check_names_in_cache
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.safe import dataset_over
 
@@ -68,7 +69,8 @@ def open_cache(
     Raises:
         CacheError: There is no whole cache, or a newer loaderkit wrote it, or the store
             does not answer.
-        DatasetError: The samples are made of classes that are not known.
+        DatasetError: The samples are made of classes that are not known, or
+            ``pad_value`` names a field that is never padded.
         ValueError: An option is none of its words.
     """
     check_choice("unknown_classes", unknown_classes, ("refuse", "plain"))
@@ -88,7 +90,7 @@ def open_cache(
     location = locate_cache(path, storage_options, mirror, mirror_bytes)
     store = Store(location, checksums=checksums, free_bytes=page_cache_bytes)
     opened = OpenedCache(store, ClassRegistry(known), plain=plain)
-    return dataset_over(
+    dataset = dataset_over(
         opened,
         plain=plain,
         cache=location,
@@ -97,3 +99,6 @@ def open_cache(
         checksums=checksums,
         **options,
     )
+    if transform is None:  # which may make other fields
+        check_names_in_cache(opened, dataset.pad_value)
+    return dataset

@@ -413,7 +413,7 @@ def _python_number(value: object) -> object:
     return cast("np.generic", value).item() if is_scalar else value
 
 
-def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> frozenset[str]:
+def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> None:
     """Write a value behind the end of each sample, in place.
 
     Args:
@@ -424,32 +424,22 @@ def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> frozens
             what they have.
         path: The keys that lead to the nest.
 
-    Returns:
-        The names and paths of all fields that were met, padded or not.
-
     Raises:
         DatasetError: A field's dtype cannot hold its number.
 
     >>> one, other = (pad([torch.tensor([1]), torch.tensor([2, 3])]) for _ in range(2))
     >>> batch = {"question": {"ids": one}, "answer": {"ids": other}}
-    >>> sorted(fill_padding(batch, {"answer.ids": -100}))
-    ['answer', 'answer.ids', 'ids', 'question', 'question.ids']
+    >>> fill_padding(batch, {"answer.ids": -100})
     >>> one.values[0], other.values[0]
     (tensor([1, 0]), tensor([   1, -100]))
     """
     if isinstance(batch, tuple(PADDED.values())):
         number = padding_of(path, pad_value)
         if number is not None:
-            _fill_outside_samples(cast("Padded", batch), number, _path_text(path))
-        return frozenset()
-    names: set[str] = set()
-    for key, part in _parts_with_keys(batch):
-        path_of_part = (*path, key)
-        names.add(_path_text(path_of_part))
-        if isinstance(key, str):
-            names.add(key)
-        names |= fill_padding(part, pad_value, path_of_part)
-    return frozenset(names)
+            _fill_outside_samples(cast("Padded", batch), number, path_text(path))
+        return
+    for key, part in parts_with_keys(batch):
+        fill_padding(part, pad_value, (*path, key))
 
 
 def padding_of(path: Path, pad_value: PadValue) -> Number | None:
@@ -470,21 +460,21 @@ def padding_of(path: Path, pad_value: PadValue) -> Number | None:
     if not isinstance(pad_value, Mapping):
         return pad_value
     for depth in range(len(path), 0, -1):
-        path_text = _path_text(path[:depth])
-        if path_text in pad_value:
-            return pad_value[path_text]
+        name = path_text(path[:depth])
+        if name in pad_value:
+            return pad_value[name]
         key = path[depth - 1]
         if isinstance(key, str) and key in pad_value:
             return pad_value[key]
     return None
 
 
-def _path_text(path: Path) -> str:
+def path_text(path: Path) -> str:
     """Write the keys that lead to a field, as a cache calls its column."""
     return ".".join(map(escape, path))
 
 
-def _parts_with_keys(batch: object) -> Iterator[tuple[Any, Any]]:
+def parts_with_keys(batch: object) -> Iterator[tuple[Any, Any]]:
     """Go through what is in a container, with its keys, names or numbers."""
     if isinstance(batch, Mapping):
         for key, part in batch.items():

@@ -1,0 +1,201 @@
+"""Which fields a ``pad_value`` may name: those whose samples are padded in batches.
+
+A name that pads nothing is refused, and not passed over: whoever gave it wants another
+batch than the one that they would get.  Samples of tensors and arrays with an axis may
+differ in length, and so may be padded; where all happen to be equally long no place is
+to be filled, and the name is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from loaderkit.arguments import suggest_name
+from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, DictJoin, Kind
+from loaderkit.datasets.ragged import PADDED, parts_with_keys, path_text
+from loaderkit.datasets.structure import Leaf
+from loaderkit.errors import DatasetError
+from loaderkit.pyg import is_pyg_data
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.ragged import PadValue, Path
+    from loaderkit.datasets.structure import Node
+
+_NUMBER = "one number in each sample"
+_LIST = "a list in each sample"
+_TEXT = "a text in each sample"
+_GRAPH = "a graph in each sample"
+
+
+class NamedValue(NamedTuple):
+    """A value of the samples, or of a batch of them."""
+
+    path: Path
+    """The keys that lead to it."""
+    never_padded: str | None
+    """What it is, where that is never padded; None where it may be, or is not known."""
+
+
+def check_names_in_cache(opened: OpenedCache, pad_value: PadValue) -> None:
+    """Refuse names that pad nothing in any batch of the samples of a cache.
+
+    Args:
+        opened: The cache.
+        pad_value: A number, which is for whatever is padded; or numbers by fields.
+
+    Raises:
+        DatasetError: There is no such field, or it is never padded.
+    """
+    if isinstance(pad_value, Mapping) and pad_value:
+        variants = opened.structure.variants
+        values = [value for v in variants for value in _values_of_node(v, ())]
+        _check_names(pad_value, values)
+
+
+def check_names_in_batch(
+    batch: object, pad_value: Mapping[str, Any], opened: OpenedCache | None
+) -> None:
+    """Refuse names that pad nothing in a batch, nor in any other of the same samples.
+
+    Args:
+        batch: The samples, joined.
+        pad_value: Numbers by fields.
+        opened: The cache that the samples are made of; a field that is in it, and not
+            in this batch, may be in the next.  None for samples of no cache.
+
+    Raises:
+        DatasetError: There is no such field, or it is never padded.
+    """
+    values = [*_values_of_batch(batch, ())]
+    if opened is not None:
+        in_batch = {name for value in values for name in _names_of(value.path)}
+        missing = pad_value.keys() - in_batch
+        for variant in opened.structure.variants if missing else ():
+            values += [
+                value
+                for value in _values_of_node(variant, ())
+                if missing & _names_of(value.path)
+            ]
+    _check_names(pad_value, values)
+
+
+def _names_of(path: Path) -> set[str]:
+    """Give all names that mean a value: its own, and those of what it is in."""
+    paths = {path_text(path[: depth + 1]) for depth in range(len(path))}
+    return paths | {key for key in path if isinstance(key, str)}
+
+
+def _check_names(names: Iterable[str], values: list[NamedValue]) -> None:
+    by_name: dict[str, list[NamedValue]] = {}
+    for value in values:
+        for name in _names_of(value.path):
+            by_name.setdefault(name, []).append(value)
+    for name in names:
+        if name not in by_name:
+            raise _no_field(name, by_name)
+        if all(value.never_padded for value in by_name[name]):
+            raise _never_padded(name, by_name[name], values)
+
+
+def _no_field(name: str, known: Iterable[str]) -> DatasetError:
+    message = f"pad_value names {name!r}, which is no field of the samples."
+    why = f"their fields are {', '.join(sorted(known)) or 'without a name'}"
+    return DatasetError(message, why=why, fix=suggest_name(name, known))
+
+
+def _never_padded(
+    name: str, of_name: list[NamedValue], values: list[NamedValue]
+) -> DatasetError:
+    """Say that nothing is padded where a name leads to, and where something is."""
+    kinds = dict.fromkeys(str(value.never_padded) for value in of_name)
+    message = f"pad_value names {name!r}, which is {' and '.join(kinds)}."
+    why = "only tensors and arrays are padded, whose lengths may differ"
+    if _LIST in kinds:
+        why = "tensors and arrays are padded; a list of numbers stays a list"
+        fix = 'pack(dataset.with_format("torch"), path) for those of Hugging Face; '
+        fix += f"or a transform that makes a tensor of sample[{name!r}]"
+        return DatasetError(message, why=why, fix=fix)
+    can_be_padded = sorted(
+        {path_text(value.path) for value in values if value.never_padded is None} - {""}
+    )
+    fix = f"leave {name!r} out"
+    if can_be_padded:
+        fix += f"; what can be padded is {', '.join(map(repr, can_be_padded))}"
+    return DatasetError(message, why=why, fix=fix)
+
+
+def _values_of_node(node: Node, path: Path) -> Iterator[NamedValue]:
+    """Go through the values of samples that are built alike."""
+    if isinstance(node, Leaf):
+        column = node.column
+        row = LEAF_KINDS[column.kind]
+        never_padded: str | None = None
+        if column.kind is Kind.JSON:
+            never_padded = _LIST
+        elif row.is_text and column.kind is not Kind.BIGINT:
+            never_padded = _TEXT
+        elif row.in_dicts is not DictJoin.TENSOR or not column.ndim:
+            never_padded = _NUMBER
+        yield NamedValue(path, never_padded)
+        return
+    row_of_nest = NEST_KINDS[node.kind]
+    if not row_of_nest.is_container:
+        # Of None nothing is known: other samples may have a tensor there, as of labels.
+        is_none = node.kind is Kind.NONE
+        words = f"a tensor ({node.kind}) that has no padding"
+        yield NamedValue(path, None if is_none else words)
+        return
+    if not node.children:
+        yield NamedValue(path, "empty in each sample")
+    keys: Iterable[Any] = node.keys
+    if row_of_nest.is_sequence:
+        keys = range(len(node.children))
+    for key, child in zip(keys, node.children, strict=True):
+        # As fields of a batch are named: a number is a name in a dict.
+        is_number = row_of_nest.is_sequence or isinstance(key, tuple)
+        yield from _values_of_node(child, (*path, key if is_number else str(key)))
+
+
+def _values_of_batch(batch: object, path: Path) -> Iterator[NamedValue]:
+    if isinstance(batch, tuple(PADDED.values())) or batch is None:
+        yield NamedValue(path, None)
+    elif isinstance(batch, torch.Tensor):
+        has_layout = batch.layout is torch.strided
+        layout = str(batch.layout).removeprefix("torch.")
+        never = None if has_layout else f"a tensor ({layout}) that has no padding"
+        yield NamedValue(path, _NUMBER if has_layout and batch.dim() < 2 else never)
+    elif is_pyg_data(batch):
+        yield NamedValue(path, _GRAPH)
+        for key in batch.keys():  # noqa: SIM118 -- PyG iterates over pairs
+            yield NamedValue((*path, str(key)), "a field of a graph")
+    elif isinstance(batch, list | tuple) and _are_plain_values(batch):
+        yield NamedValue(path, _kind_of_plain(batch))
+    else:
+        pairs = list(parts_with_keys(batch))
+        if not pairs:
+            yield NamedValue(path, "nothing that can be padded")
+        for key, part in pairs:
+            yield from _values_of_batch(part, (*path, key))
+
+
+def _are_plain_values(batch: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether these are values side by side that nobody joined."""
+    if hasattr(batch, "_fields"):
+        return False
+    plain = (str, bytes, int, float, complex, list)
+    return any(value is None or isinstance(value, plain) for value in batch)
+
+
+def _kind_of_plain(values: list[Any] | tuple[Any, ...]) -> str | None:
+    kinds = {type(value) for value in values}
+    if type(None) in kinds:
+        return None
+    if kinds <= {str, bytes}:
+        return _TEXT
+    return _LIST if list in kinds else _NUMBER
