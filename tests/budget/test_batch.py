@@ -422,7 +422,7 @@ def test_a_plan_names_the_operator_that_leaves_the_chance_open():
 
     vague = plan_batch(model, data, "cpu", limit=sure.estimate.peak - 1, **options)
 
-    [note] = [note for note in vague.notes if "leaves the chance open" in note]
+    [note] = [note for note in vague.notes if "chances are uncertain" in note]
     assert "aten::index_put_" in note
 
 
@@ -435,9 +435,11 @@ def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
     vague = plan_batch(model, data, "cpu", limit=sure.estimate.peak + 1)
 
     assert vague.chances[1].high - vague.chances[1].low > 0.5
-    assert any("leaves the chance open" in note for note in vague.notes)
-    assert any("above the likely peak, holds it" in note for note in vague.notes)
-    assert not any("leaves the chance open" in note for note in sure.notes)
+    assert any("chances are uncertain" in note for note in vague.notes)
+    assert any(
+        "likely peak) it fits in any case" in note for note in vague.notes
+    )
+    assert not any("chances are uncertain" in note for note in sure.notes)
 
 
 @pytest.mark.slow

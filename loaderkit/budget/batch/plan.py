@@ -591,14 +591,14 @@ def _error_factors(
 
 
 def _why_vague(estimate: StepEstimate) -> str:
-    """Say what leaves a chance open, and what would close it.
+    """Say why the chances are far apart, and how to learn more.
 
     Args:
         estimate: Of the worst batch.
     """
     low, high = format_bytes(estimate.low), format_bytes(estimate.high)
-    note = f"the worst batch takes {low} to {high}: a limit near that leaves the "
-    note += "chance open"
+    note = "the chances are uncertain because the memory of the worst batch is: it "
+    note += f"takes between {low} and {high}"
     # An assumption is told as "what is assumed: operator, how often".
     operators = [
         text.partition(": ")[2].partition(",")[0]
@@ -607,13 +607,15 @@ def _why_vague(estimate: StepEstimate) -> str:
     ]
     if operators:
         named = ", ".join(operators[:_MOST_OPERATORS_NAMED])
-        note += f", since it is not known what {named} will take"
+        note += f", depending on what {named} will need"
     share = estimate.high / max(estimate.peak, 1) - 1
-    instead = f"a limit of {high} or more, {share:.0%} above the likely peak, holds it"
+    note += f". With a limit of {high} or more ({share:.0%} above the likely peak) it "
+    note += "fits in any case"
     if estimate.target.traits.caching_allocator:
         measured = f"torch.{estimate.target.kind}.max_memory_allocated()"
-        instead += f"; a step with it there, and {measured}, tells"
-    return f"{note}; {instead}"
+        note += ". To find out what it takes, run one step with it on the device, "
+        note += f"and read {measured}"
+    return note
 
 
 _MOST_OPERATORS_NAMED = 3

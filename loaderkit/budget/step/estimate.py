@@ -114,6 +114,9 @@ _CHECKPOINT_BYTES = 2 * 5056
 bytes on the CPU), which it keeps for the backward pass and reads again there; what it
 read is garbage of a cycle, and stays until Python collects that (measured)."""
 
+_HELD_THROUGHOUT: tuple[Part, ...] = ("parameters", "buffers", "batch")
+"""What lives before the step begins and after it: no peak is below their sum."""
+
 
 @answer_wrong_names("parts", "phases", "modules")
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ class StepEstimate(HasPage):
     peak: int
     """Highest sum of live tensors; the device's own context is not in it."""
     low: int
-    """Lower end; within 0.1 % and 6 kB of ``peak`` when nothing was assumed."""
+    """Lower end; within 0.1 % and 6 kB of ``peak`` when nothing was assumed.  It is
+    never below what is held in any case: parameters, buffers and the batch."""
     high: int
     """Upper end."""
     phase: Phase
@@ -347,11 +351,12 @@ def _measure_sparse(
     parts = dict.fromkeys(PARTS, 0)
     for part in PARTS_ALWAYS_HELD:
         parts[part] = step_estimate.parts[part]
+    held = min(_held_throughout(step_estimate.parts), peak)
     parts["temporaries"] = max(peak - sum(parts.values()), 0)
     return replace(
         step_estimate,
         peak=peak,
-        low=max(peak - margin, 0),
+        low=max(peak - margin, held),
         high=peak + margin,
         phase=phase,
         phases=phases,
@@ -395,8 +400,13 @@ def _widen_interval(
     if len(others) < 2:
         # One end could not be tracked: only what the step always holds is sure.
         held = sum(step_estimate.parts[name] for name in PARTS_ALWAYS_HELD)
-        low = min(low, held)
+        low = max(min(low, held), _held_throughout(step_estimate.parts))
     return replace(step_estimate, low=low, high=high)
+
+
+def _held_throughout(parts: dict[Part, int]) -> int:
+    """Sum what surely lives at the peak, however wrong an estimate is."""
+    return sum(parts[name] for name in _HELD_THROUGHOUT)
 
 
 class _Interval(NamedTuple):
@@ -464,12 +474,13 @@ def summarise(log: Log, step: Step) -> StepEstimate:
         assumptions.append("no more of sparse tensors than some copies of each")
 
     part_of = storage_parts(log)
+    parts = parts_at(log, highest, part_of)
     return StepEstimate(
         peak=highest.total,
-        low=interval.low,
+        low=max(interval.low, _held_throughout(parts)),
         high=interval.high,
         phase=highest.phase,
-        parts=parts_at(log, highest, part_of),
+        parts=parts,
         phases=totals(peaks),
         modules=kept_by_module(log, part_of),
         target=step.target,
@@ -501,11 +512,12 @@ def _estimate_without_tracking(
     """
     first_line = next(iter(str(error).splitlines()), "")
     why = f"{type(error).__name__} while tracking: {first_line[:120]}"
+    held = held_bytes([*model.parameters(), *model.buffers(), *flatten_tensors(batch)])
     points = _measure_points_if_cut(model, batch, step)
     if points is None:
         whole = _measure_whole_or_raise(model, batch, step)
         if whole is not None:
-            return _estimate_as_measured(model, step, whole, why)
+            return _estimate_as_measured(model, step, whole, why, held)
         own_error = find_error_without_memory(model, batch, step)
         if own_error is not None:
             raise error_of_step(own_error) from own_error
@@ -523,7 +535,7 @@ def _estimate_without_tracking(
     measured = max(points.peaks[-1].values())
     low = max(min(measured, peak), round(peak / factor)) * (1 - error_share)
     high = max(peak, *ends) * (1 + error_share) * factor
-    interval = _Interval(max(round(low), 0), round(high))
+    interval = _Interval(max(round(low), min(held, peak)), round(high))
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 
 
@@ -552,14 +564,25 @@ def _measure_whole_or_raise(
 
 
 def _estimate_as_measured(
-    model: torch.nn.Module, step: Step, phases: dict[Phase, int], why: str
+    model: torch.nn.Module, step: Step, phases: dict[Phase, int], why: str, held: int
 ) -> StepEstimate:
-    """Give what the step itself took when it was run."""
+    """Give what the step itself took when it was run.
+
+    Args:
+        model: A module.
+        step: How a step is made.
+        phases: Peak of each phase.
+        why: Why it was run.
+        held: Bytes that live before the step begins and after it.
+
+    Returns:
+        The estimate.
+    """
     peak = max(phases.values())
     # Other kernels, of another device, may take other bytes.
     margin = round(peak * (_MARGIN if step.target.kind == "cpu" else 1.0))
     margin += _UNSEEN_BYTES
-    interval = _Interval(max(peak - margin, 0), peak + margin)
+    interval = _Interval(max(peak - margin, min(held, peak)), peak + margin)
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 
 
