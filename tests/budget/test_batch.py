@@ -436,9 +436,7 @@ def test_a_limit_that_the_estimate_cannot_tell_from_the_peak_is_said():
 
     assert vague.chances[1].high - vague.chances[1].low > 0.5
     assert any("chances are uncertain" in note for note in vague.notes)
-    assert any(
-        "likely peak) it fits in any case" in note for note in vague.notes
-    )
+    assert any("likely peak) it fits in any case" in note for note in vague.notes)
     assert not any("chances are uncertain" in note for note in sure.notes)
 
 

@@ -484,3 +484,35 @@ def test_pieces_are_no_equal_results_where_layers_normalise_by_their_batch():
     assert costs["batch"].cost == "numerics"
     assert "MicroBatcher" not in costs["batch"].code
     assert costs["layer"].cost == "equal results"
+
+
+class Quantised(nn.Module):
+    """Looks its pixels up in a codebook, as a VQ-VAE does."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Conv2d(3, 16, 4, 4)
+        self.decode = nn.ConvTranspose2d(16, 3, 4, 4)
+        self.codes = nn.Embedding(64, 16)
+
+    def forward(self, images):
+        encoded = self.encode(images).permute(0, 2, 3, 1)
+        distances = torch.cdist(encoded.reshape(-1, 16), self.codes.weight)
+        looked_up = self.codes(distances.argmin(1)).view_as(encoded)
+        loss = (looked_up - encoded).pow(2).mean()
+        passed_on = encoded + (looked_up - encoded).detach()
+        decoded = self.decode(passed_on.permute(0, 3, 1, 2))
+        return (decoded - images).pow(2).mean() + loss
+
+
+@pytest.mark.slow
+def test_a_peak_of_another_moment_than_in_small_steps_is_predicted():
+    model, images = Quantised(), list(torch.randn(300, 3, 24, 24))
+
+    plan = plan_batch(model, images, "cpu", limit=6 * MIB, batch_size=256)
+
+    step = Step(optimizer="adam")
+    pieces = torch.stack(images[: plan.micro_batch])
+    truth = max(measure_step(model, pieces, step).values())
+    assert plan.cost_model.peak_model.error < 0.01
+    assert 0.97 * plan.limit < truth <= plan.limit

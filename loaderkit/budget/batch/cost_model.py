@@ -61,6 +61,9 @@ _UNEXPLAINED = 0.05
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
 with random edges) and what padding does (0.5 and more).  Beyond it no bound of nodes
 is given either: it would promise a peak for larger batches than were ever tracked."""
+_WORTH_LARGER_STEPS = 0.01
+"""Error above which larger steps are tried too.  Chosen: they take as long as the small
+ones, and a plan leaves as much of the limit unused as its predictions are wrong."""
 _SAME_KERNELS = 0.005
 """Error up to which a peak model holds for another device: chosen between what devices
 round differently (512 B a tensor: 0.0001 in small steps) and what a kernel takes
@@ -297,6 +300,12 @@ def fit_cost_model(
                 cost_model, error = other, other_error
             if error <= _UNEXPLAINED:
                 break
+    if error > _WORTH_LARGER_STEPS:
+        # In steps that small another moment may be the peak than in those asked about,
+        # such as the update of the largest layer.
+        larger = _fit_steps_of(_MORE_SAMPLES, model, cost_model.samples, step)
+        if _error_with(larger, batch_size) < error / 2:
+            cost_model = larger
     return cost_model
 
 
