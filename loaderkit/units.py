@@ -3,41 +3,70 @@
 import math
 import operator
 import re
+from typing import TypeGuard
 
 from loaderkit.errors import OptionError
 from loaderkit.time_units import time_unit_of
 
-BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-"""Each is 1024 of the one before; 64 bits count up to 16 EiB."""
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB")
+"""Each is 1024 of the one before.  64 bits count up to 16 EiB; sums, products and what
+a wrong driver tells may be more."""
+
+_MOST_BEFORE_POWERS = 1e6
+"""Of the largest unit: more is told in powers of ten."""
+_LARGEST_COUNT = 1e15
+"""From here on counts are told in powers of ten.  Chosen: twenty digits say no more."""
 
 
-def format_bytes(n: int) -> str:
+def is_known(value: float | None) -> TypeGuard[float]:
+    """Tell whether there is a value, and it is a finite number.
+
+    >>> is_known(0), is_known(None), is_known(math.nan), is_known(math.inf)
+    (True, False, False, False)
+    """
+    return value is not None and math.isfinite(value)
+
+
+def _unknown_in_words(value: float | None) -> str:
+    """Write what is no finite number."""
+    if value is None or math.isnan(value):
+        return "unknown"
+    return "infinite" if value > 0 else "-infinite"
+
+
+def format_bytes(n: float | None) -> str:
     """Write a size the way people read it.
 
     Args:
         n: Bytes; may be negative.
 
     Returns:
-        Three significant digits and a binary unit.
+        Three significant digits and a binary unit; in words what is no finite number.
 
     >>> format_bytes(1610612736)
     '1.50 GiB'
     >>> format_bytes(-512)
     '-512 B'
+    >>> format_bytes(1 << 70), format_bytes(None)
+    ('1.00 ZiB', 'unknown')
     """
+    if not is_known(n):
+        return _unknown_in_words(n)
     size, unit = float(abs(n)), 0
     while size >= 1000 and unit < len(BYTE_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     sign = "-" if n < 0 else ""
+    if size >= _MOST_BEFORE_POWERS:
+        return f"{sign}{size:.2e} {BYTE_UNITS[unit]}"
     digits = 0 if unit == 0 else 2 - (size >= 10) - (size >= 100)
     return f"{sign}{size:.{digits}f} {BYTE_UNITS[unit]}"
 
 
-def format_amount(value: float, unit: str, *, short: bool = False) -> str:
+def format_amount(value: float | None, unit: str, *, short: bool = False) -> str:
     """Write a count or a size with its unit.
 
     Args:
-        value: How many.
+        value: How many; what is no finite number is written in words.
         unit: "bytes", or the plural of what is counted.
         short: Leave out the unit of a count.
 
@@ -49,9 +78,13 @@ def format_amount(value: float, unit: str, *, short: bool = False) -> str:
     >>> format_amount(1, "processes")
     '1 process'
     """
+    if not is_known(value):
+        return _unknown_in_words(value)
     if unit == "bytes":
         return format_bytes(round(value))
     number = f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+    if abs(value) >= _LARGEST_COUNT:
+        number = f"{value:.2e}"
     if short:
         return number
     return f"{number} {_singular(unit) if value == 1 else unit}"
@@ -76,25 +109,29 @@ def _singular(plural: str) -> str:
     return plural.removesuffix("s")
 
 
-def format_seconds(seconds: float) -> str:
+def format_seconds(seconds: float | None) -> str:
     """Write a time the way people read it.
 
     Args:
-        seconds: From 0.
+        seconds: May be negative.
 
     Returns:
-        Three significant digits and a unit.
+        Three significant digits and a unit; in words what is no finite number.
 
     >>> format_seconds(0.000345), format_seconds(0.0123), format_seconds(75.0)
     ('345 us', '12.3 ms', '75.0 s')
     >>> format_seconds(0), format_seconds(600), format_seconds(60_000)
     ('0 s', '10.0 min', '16.7 h')
     """
+    if not is_known(seconds):
+        return _unknown_in_words(seconds)
     if seconds == 0:
         return "0 s"
-    unit = time_unit_of(seconds)
+    unit = time_unit_of(abs(seconds))
     value = seconds / unit.seconds
-    digits = max(0, 2 - (value >= 10) - (value >= 100))
+    if abs(value) >= _LARGEST_COUNT:
+        return f"{value:.2e} {unit.name}"
+    digits = max(0, 2 - (abs(value) >= 10) - (abs(value) >= 100))
     return f"{value:.{digits}f} {unit.name}"
 
 

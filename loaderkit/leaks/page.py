@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
 from loaderkit.pages.charts import Band, Curves, Limit, Segment, Series
 from loaderkit.pages.document import Section, Table
-from loaderkit.units import format_amount
+from loaderkit.units import format_amount, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -131,7 +132,8 @@ def worst_first(counters: Sequence[CounterTrend]) -> list[CounterTrend]:
 
 
 def _has_moved(counter: CounterTrend) -> bool:
-    return len(set(counter.values)) > 1
+    values = {value if is_known(value) else None for value in counter.values}
+    return len(values) > 1
 
 
 def _curve_of(counter: CounterTrend, period: str, limit: Limit | None) -> Curves:
@@ -141,9 +143,10 @@ def _curve_of(counter: CounterTrend, period: str, limit: Limit | None) -> Curves
     first_judged, last = counter.epochs[trend.warmup], counter.epochs[-1]
     # The line of the median slope goes through the middle of the readings it is for.
     judged = list(zip(counter.epochs, counter.values, strict=True))[trend.warmup :]
-    level = statistics.median(
-        value - trend.per_epoch * epoch for epoch, value in judged
-    )
+    levels = [
+        value - trend.per_epoch * epoch for epoch, value in judged if is_known(value)
+    ]
+    level = statistics.median(levels) if levels else math.nan
     warmup = Band(counter.epochs[0], first_judged, "", shaded=True)
     return Curves(
         label=(
@@ -171,7 +174,10 @@ def _curve_of(counter: CounterTrend, period: str, limit: Limit | None) -> Curves
 def _limits_near(counter: CounterTrend, limit: Limit | None) -> tuple[Limit, ...]:
     if limit is None or counter.unit != "bytes":
         return ()
-    low, high = min(counter.values), max(counter.values)
+    values = [value for value in counter.values if is_known(value)]
+    if not values:
+        return ()
+    low, high = min(values), max(values)
     return (limit,) if limit.value < high + _NEAR_LIMIT * (high - low) else ()
 
 

@@ -30,7 +30,7 @@ from loaderkit.leaks.trend import (
     fit_trend,
 )
 from loaderkit.memory.counters import AnyCounter, WorkerName, is_judged
-from loaderkit.units import count_of
+from loaderkit.units import count_of, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,6 +159,7 @@ def judge_counters(
         A trend a counter, in the order given; those not judged are left out.
     """
     counters = []
+    series = {name: _readings_known(readings) for name, readings in series.items()}
     rarely_read = read_too_seldom(series)
     for name, readings in series.items():
         if name in rarely_read or not is_judged(name):
@@ -436,6 +437,16 @@ def _with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
 
 
 # Counters one by one.
+
+
+def _readings_known(series: Series) -> Series:
+    """Leave out readings that are no finite number, as of a counter that failed."""
+    epochs, values = series
+    if all(map(is_known, values)):
+        return series
+    pairs = zip(epochs, values, strict=True)
+    known = [(epoch, value) for epoch, value in pairs if is_known(value)]
+    return [epoch for epoch, _ in known], [value for _, value in known]
 
 
 def _judge_counter(

@@ -8,6 +8,7 @@ shows the readout of where it is; the first readout is there without it too.
 from __future__ import annotations
 
 import html
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -21,7 +22,7 @@ from loaderkit.pages.labels import (
     scale_with_room,
 )
 from loaderkit.pages.scales import MOST_TICKS, scale_of
-from loaderkit.units import count_of, format_amount
+from loaderkit.units import count_of, format_amount, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +59,9 @@ class Series:
 
     name: str
     """What the legend calls it."""
-    values: tuple[float, ...]
-    """One for each x of its chart ``[n]``."""
+    values: tuple[float | None, ...]
+    """One for each x of its chart ``[n]``; where it is None or no finite number, there
+    is a gap in a line, and nothing of a layer."""
     colour: Colour
     """Of the line or the area."""
 
@@ -155,8 +157,8 @@ class Bar:
 
     name: str
     """What it is of."""
-    value: float
-    """How long it is."""
+    value: float | None
+    """How long it is; one that is None or no finite number is not drawn."""
     text: str
     """The value with its unit, and what else belongs beside it."""
     colour: Colour = "blue"
@@ -207,15 +209,8 @@ def _curves_html(chart: Curves) -> str:
         shapes += _areas_html(chart, x_scale, y_scale)
     else:
         for series in chart.series:
-            points = [
-                _svg_point(x_scale.share(x), y_scale.share(value))
-                for x, value in zip(chart.x, series.values, strict=True)
-            ]
-            line = (
-                f'<polyline class="line {series.colour}" points="{" ".join(points)}"/>'
-            )
-            shapes.append(line)
-    if chart.trend is not None:
+            shapes += _lines_html(chart.x, series, x_scale, y_scale)
+    if chart.trend is not None and is_known(chart.trend.start[1] + chart.trend.end[1]):
         shapes.append(_trend_html(chart.trend, x_scale, y_scale))
     named_bands = [band for band in chart.bands if band.label]
     shapes += [
@@ -226,7 +221,7 @@ def _curves_html(chart: Curves) -> str:
     ]
     names = _label_bands(named_bands, x_scale)
     limit_labels = []
-    for limit in chart.limits:
+    for limit in _drawn_limits(chart.limits):
         height = y_scale.share(limit.value)
         shapes.append(_line_html("limit", (0, height), (1, height)))
         side = "above" if height < _LOW_LINE else "below"
@@ -290,16 +285,53 @@ def _row_label_html(label: RowLabel) -> str:
     )
 
 
+def _drawn_limits(limits: Sequence[Limit]) -> list[Limit]:
+    """Leave out limits that are nowhere, such as an infinite one."""
+    return [limit for limit in limits if is_known(limit.value)]
+
+
 def _scale_of_values(chart: Curves) -> Scale:
     """Make the y axis, with room for every curve and every limit."""
+    limits = [limit.value for limit in _drawn_limits(chart.limits)]
     if chart.stacked:
-        layers = (series.values for series in chart.series)
-        tops = [sum(values) for values in zip(*layers, strict=True)]
-        high = max([*tops, *(limit.value for limit in chart.limits)])
-        return scale_of(0, high * 1.04, chart.unit)
+        layers = (_layer_of(series) for series in chart.series)
+        tops = [
+            top
+            for values in zip(*layers, strict=True)
+            for top in itertools.accumulate(values)
+        ]
+        low, high = min([0.0, *tops, *limits]), max([0.0, *tops, *limits])
+        return scale_of(low * 1.04, high * 1.04 or 1.0, chart.unit)
     values = [value for series in chart.series for value in series.values]
-    values += [limit.value for limit in chart.limits]
-    return scale_of(min(values), max(values), chart.unit, padded=True)
+    shown = [value for value in values if is_known(value)] + limits
+    # Without a reading there is an empty plot.
+    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+    return scale_of(low, high, chart.unit, padded=True)
+
+
+def _layer_of(series: Series) -> list[float]:
+    """Give the heights of a layer, none where there is no value."""
+    return [value if is_known(value) else 0.0 for value in series.values]
+
+
+def _lines_html(
+    x: Sequence[float], series: Series, x_scale: Scale, y_scale: Scale
+) -> list[str]:
+    """Draw a curve, in pieces where values are missing."""
+    pieces: list[list[str]] = [[]]
+    for position, value in zip(x, series.values, strict=True):
+        if is_known(value):
+            point = _svg_point(x_scale.share(position), y_scale.share(value))
+            pieces[-1].append(point)
+        elif pieces[-1]:
+            pieces.append([])
+    return [
+        # A single point is drawn twice: a line's round end makes a dot of it.
+        f'<polyline class="line {series.colour}" '
+        f'points="{" ".join(piece if len(piece) > 1 else piece * 2)}"/>'
+        for piece in pieces
+        if piece
+    ]
 
 
 def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:
@@ -307,7 +339,8 @@ def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:
     areas = []
     floor = [0.0] * len(chart.x)
     for series in chart.series:
-        top = [low + value for low, value in zip(floor, series.values, strict=True)]
+        layer = _layer_of(series)
+        top = [low + value for low, value in zip(floor, layer, strict=True)]
         upper_edge = _stair_points(chart.x, top, x_scale, y_scale)
         lower_edge = _stair_points(chart.x, floor, x_scale, y_scale)[::-1]
         outline = " ".join([*upper_edge, *lower_edge])
@@ -345,7 +378,8 @@ def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
 def _histogram_html(chart: Histogram) -> str:
     # A size is a whole number, and stands in the middle of its bar.
     edges = [edge - 0.5 for edge in chart.edges]
-    limits = [limit.value + 0.5 for limit in chart.limits]
+    drawn_limits = _drawn_limits(chart.limits)
+    limits = [limit.value + 0.5 for limit in drawn_limits]
     low = min([edges[0], *limits])
     high = max([edges[-1], *limits])
     x_scale = scale_with_room(
@@ -369,7 +403,7 @@ def _histogram_html(chart: Histogram) -> str:
         sizes = _sizes_in_words(first, max(first, last), chart)
         readouts.append(f"{sizes}: {count_of(count, chart.y_name)}")
     labels = []
-    for limit, value in zip(chart.limits, limits, strict=True):
+    for limit, value in zip(drawn_limits, limits, strict=True):
         share = x_scale.share(value)
         shapes.append(_line_html("limit", (share, 0), (share, 1)))
         # Over its line, and within the plot.
@@ -398,12 +432,13 @@ def _histogram_html(chart: Histogram) -> str:
 
 
 def _bars_html(chart: Bars) -> str:
-    longest = max((bar.value for bar in chart.bars), default=0)
-    if chart.limit is not None:
+    longest = max((bar.value for bar in chart.bars if is_known(bar.value)), default=0)
+    has_mark = chart.limit is not None and is_known(chart.limit.value)
+    if chart.limit is not None and has_mark:
         longest = max(longest, chart.limit.value)
-    scale = scale_of(0, longest or 1)
+    scale = scale_of(0, longest if longest > 0 else 1)
     mark = ""
-    if chart.limit is not None:
+    if chart.limit is not None and has_mark:
         css_position = f"left: {scale.share(chart.limit.value):.2%}"
         mark = f'<span class="mark" style="{css_position}"></span>'
     rows = [_bar_html(bar, scale, mark) for bar in chart.bars]
@@ -417,7 +452,7 @@ def _bars_html(chart: Bars) -> str:
 
 def _bar_html(bar: Bar, scale: Scale, mark: str) -> str:
     fill = ""
-    if bar.value > 0:
+    if is_known(bar.value) and bar.value > 0:
         width = f"width: {scale.share(bar.value):.2%}"
         fill = f'<span class="fill {bar.colour}" style="{width}"></span>'
     return (

@@ -14,6 +14,11 @@ MOST_TICKS = 6
 """Chosen: more short labels than that touch each other on a plot of 250 pixels."""
 _LONGEST_LABEL = 10
 """Letters: what has room beside a plot on a telephone."""
+_LONGEST_DIFFERENCE = 12
+"""The same of a difference, such as "+500,000 KiB": a value of twenty digits is told in
+powers of ten."""
+_BASE_NAMES = {"bytes": "B", "s": "s", "percent": "%"}
+"""Written behind powers of ten."""
 _CLOCK_STEPS = {
     "s": (10.0, 15.0, 20.0, 30.0, 60.0),
     "min": (10.0, 15.0, 20.0, 30.0, 60.0),
@@ -91,8 +96,14 @@ def scale_of(
 
     >>> [tick.label for tick in scale_of(5 << 30, (5 << 30) + 300, "bytes").ticks]
     ['5.00 GiB', '+100 B', '+200 B', '+300 B']
+
+    What no unit makes short is told in powers of ten:
+
+    >>> [tick.label for tick in scale_of(0, 2**70).ticks][:3]
+    ['0', '5e+20', '1e+21']
     """
-    if high <= low:
+    low, high = min(low, high), max(low, high)
+    if high == low:
         # A counter that never moves is a line in the middle.
         padding = abs(low) * 0.01 or 1.0
         low, high = low - padding, high + padding
@@ -102,13 +113,19 @@ def scale_of(
     display_unit = _display_unit(max(abs(low), abs(high)), unit)
     values = _tick_values(low, high, display_unit, most_ticks)
     labels = [display_unit.label(value, values.digits) for value in values.multiples]
-    if max(map(len, labels), default=0) > _LONGEST_LABEL:
-        return Scale(low, high, _difference_ticks(low, high, unit, most_ticks))
-    ticks = [
+    ticks = tuple(
         Tick(value * display_unit.size, label)
         for value, label in zip(values.multiples, labels, strict=True)
-    ]
-    return Scale(low, high, tuple(ticks))
+    )
+    if _longest_label(ticks) > _LONGEST_LABEL:
+        ticks = _difference_ticks(low, high, unit, most_ticks)
+    if _longest_label(ticks) > _LONGEST_DIFFERENCE:
+        ticks = _power_ticks(low, high, unit, most_ticks)
+    return Scale(low, high, ticks)
+
+
+def _longest_label(ticks: tuple[Tick, ...]) -> int:
+    return max((len(tick.label) for tick in ticks), default=0)
 
 
 @dataclass(frozen=True)
@@ -192,6 +209,24 @@ def _difference_ticks(
             label = f"+{span_unit.label(value, values.digits)}"
         ticks.append(Tick(start + value * span_unit.size, label))
     return tuple(ticks)
+
+
+def _power_ticks(
+    low: float, high: float, unit: str, most_ticks: int
+) -> tuple[Tick, ...]:
+    """Label values that no unit makes short with powers of ten."""
+    name = _BASE_NAMES.get(unit, "")
+    values = _tick_values(low, high, _DisplayUnit(1.0, name, name), most_ticks)
+    multiples = values.multiples
+    for digits in range(3, _LONGEST_DIFFERENCE):
+        labels = [f"{value:.{digits}g} {name}".strip() for value in multiples]
+        if len(set(labels)) == len(labels):
+            break
+    ticks = tuple(map(Tick, multiples, labels))
+    if _longest_label(ticks) <= _LONGEST_DIFFERENCE:
+        return ticks
+    # Values that differ in their last digits have no short labels: one says where.
+    return (Tick(multiples[0], f"{multiples[0]:.3g} {name}".strip()),)
 
 
 def _start_label(value: float, unit: str) -> str:
