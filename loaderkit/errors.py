@@ -8,6 +8,7 @@ LoaderkitError
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
 |   +-- CacheVersionError  a newer loaderkit wrote it
 +-- DatasetError           a sample cannot be loaded, stored or batched
+|   +-- UnlikeKeysError    a sample lacks a field that another one of its batch has
 +-- NoSuchAttributeError   a dataset, a loader or a result has no attribute of that
 |                          name; also an AttributeError
 +-- LoaderError            a loader cannot be built, or a worker of it died
@@ -90,6 +91,13 @@ class CacheVersionError(CacheError):
 
 class DatasetError(LoaderkitError, ValueError):
     """A sample cannot be loaded, stored or batched."""
+
+
+class UnlikeKeysError(DatasetError):
+    """A sample of a batch lacks a field that another one has."""
+
+    unlike: Any = None
+    """The :class:`loaderkit.unlike_keys.UnlikeKey`."""
 
 
 class NoSuchAttributeError(LoaderkitError, AttributeError):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from loaderkit.pyg import import_pyg
+from loaderkit.unlike_keys import FIELDS_OF_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -90,6 +91,12 @@ class _Joining:
             Exception: One of ``_UNJOINED``.
         """
         names = [name for name in self.fields[0] if name not in exclude_keys]
+        keys = self.fields[0].keys()
+        for fields in self.fields:
+            if fields.keys() != keys:
+                unlike = fields.keys() ^ keys
+                if not unlike <= FIELDS_OF_BATCHES.union(exclude_keys):
+                    raise _JoinedByPygError
         if not self._zeros.is_cpu or not all(map(self._is_usual, names)):
             raise _JoinedByPygError
 

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import suggest_name
-from loaderkit.errors import DatasetError, OptionError
+from loaderkit.errors import DatasetError, OptionError, UnlikeKeysError
 from loaderkit.graph_joining import join_graphs
 from loaderkit.pyg import is_pyg_data, loaded_pyg
+from loaderkit.unlike_keys import find_unlike_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from torch_geometric.data.data import BaseData
+
+    from loaderkit.unlike_keys import UnlikeKey
 
 
 def holds_graphs(sample: object) -> bool:
@@ -69,7 +72,8 @@ def join(
         A ``Batch``, or the samples' nest with a batch at each leaf.
 
     Raises:
-        DatasetError: Fields of graphs are named, and there is no graph.
+        DatasetError: Fields of graphs are named, and there is no graph; or a sample
+            lacks a key that another one has.
         TypeError: There are graphs beside what PyG does not join, such as None.
     """
     pyg = loaded_pyg()
@@ -79,9 +83,44 @@ def join(
         batch = None if follow_batch else join_graphs(samples, exclude_keys)
         if batch is not None:
             return batch
+        _refuse_unlike_keys(samples, exclude_keys)
         return pyg.collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)
+    _refuse_unlike_keys(samples)
     return others(samples)
+
+
+def _refuse_unlike_keys(
+    samples: Sequence[Any], exclude_keys: Collection[str] = ()
+) -> None:
+    """Refuse samples with other keys than each other.
+
+    Raises:
+        UnlikeKeysError: There are some.
+    """
+    unlike = find_unlike_key(samples, exclude_keys)
+    if unlike is not None:
+        absent = f"Sample {unlike.absent_in} of the batch"
+        raise unlike_keys_error(unlike, absent, f"sample {unlike.present_in}")
+
+
+def unlike_keys_error(
+    unlike: UnlikeKey, absent_in: str, present_in: str
+) -> UnlikeKeysError:
+    """Say which sample lacks a field that another one of its batch has.
+
+    Args:
+        unlike: The field.
+        absent_in: Names the sample that lacks it.
+        present_in: Names the one that has it.
+    """
+    message = f"{absent_in} lacks {unlike.field}, which {present_in} has: they cannot "
+    message += "be joined."
+    why = "torch and PyG join the fields of the first sample of a batch, and leave out "
+    why += "what only others have"
+    error = UnlikeKeysError(message, why=why, fix=unlike.fix)
+    error.unlike = unlike
+    return error
 
 
 def check_no_keys(

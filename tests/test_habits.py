@@ -780,7 +780,6 @@ def test_a_transform_that_fails_is_what_is_to_be_mended(tmp_path):
 
 UNLIKE = {
     "lengths": ([{"x": torch.ones(1)}, {"x": torch.ones(2)}], "['x'] has shapes [1]"),
-    "a key": ([{"x": 1, "y": 2}, {"x": 1}], "['y'] is not in all samples"),
     "kinds": ([{"x": 1}, torch.ones(1)], "some samples are a dict, others a Tensor"),
     "lists": ([{"x": [1]}, {"x": [1, 2]}], "['x'] has 1 items in one sample and 2"),
     "deep": (

@@ -48,11 +48,7 @@ class Collating:
         why = "torch or PyG cannot join what they hold, or they are built differently"
         fix = "give them one form in load() or transform, or use a batch size of 1"
         if _is_raised_by_joining(traceback):
-            if isinstance(error, KeyError) and error.args:
-                lacking = "The samples of this batch cannot be joined: some lack"
-                message = f"{lacking} {error.args[0]!r}."
-                why = "torch and PyG join the fields that the first sample has"
-            elif _says_of_none(error):
+            if _says_of_none(error):
                 message = "The samples of this batch cannot be joined: a field of some "
                 message += "is None."
                 why = f"tensors and numbers can be joined, not None: {error!r:.200}"

@@ -9,7 +9,8 @@ from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
 
 from loaderkit.composed_joining import fill_padding
 from loaderkit.dataset_protocol import PaddedValues, as_cached, innermost
-from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.errors import LoaderError, LoaderkitError, UnlikeKeysError
+from loaderkit.joining import unlike_keys_error
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
 from loaderkit.loader.failures import Failure
 from loaderkit.loader.missing_rows import (
@@ -92,6 +93,8 @@ def fetch(
     try:
         with filling_segments() if fills_segment else _NOTHING_TO_FILL:
             batch = collate(samples)
+    except UnlikeKeysError as error:
+        raise _named_unlike_keys(dataset, rows, error) from None
     except LoaderkitError:
         raise
     except Exception as error:
@@ -139,6 +142,19 @@ def _read_samples(
         what = f"The samples {names_of(dataset, rows)} could not be read: "
         raise error_about(what, error, to_correct(_SAMPLE)) from error
     return _read_one_by_one(dataset, rows)
+
+
+def _named_unlike_keys(
+    dataset: IndexedSamples, rows: Sequence[Any], error: UnlikeKeysError
+) -> UnlikeKeysError:
+    """Name the samples by their keys or rows, in place of their places in the batch."""
+    unlike = error.unlike
+    if unlike is None or max(unlike.present_in, unlike.absent_in) >= len(rows):
+        return error  # told by a collate_fn of the user's
+    absent, present = (
+        name_of(dataset, rows[place]) for place in (unlike.absent_in, unlike.present_in)
+    )
+    return unlike_keys_error(unlike, f"The sample {absent}", present)
 
 
 def _error_of_joining(

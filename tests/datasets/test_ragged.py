@@ -566,7 +566,7 @@ def test_a_field_that_some_samples_lack_is_named(kind, tmp_path):
     samples = [kind(x=torch.ones(1), label=torch.ones(1)), kind(x=torch.ones(1))]
     rows = loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
 
-    with pytest.raises(DatasetError, match="some lack 'label'"):
+    with pytest.raises(DatasetError, match=r"lacks \['label'\], which"):
         rows.batch([0, 1])
 
 

@@ -1,0 +1,176 @@
+"""Samples of a batch that have other keys than each other.
+
+torch and PyG join the fields of the first sample: what only others have would be left
+out in silence, and which sample is the first is a matter of the order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from loaderkit.pyg import is_pyg_data
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from collections.abc import Set as AbstractSet
+
+_WITHOUT_KEYS = frozenset(
+    {torch.Tensor, np.ndarray, int, float, bool, str, bytes, type(None)}
+)
+"""What most fields are."""
+FIELDS_OF_BATCHES = frozenset({"batch", "ptr", "num_nodes", "_num_nodes"})
+"""Fields of graphs that PyG makes anew, or asks each graph for."""
+
+
+class UnlikeKey(NamedTuple):
+    """A field that some samples of a batch have, and others lack."""
+
+    field: str
+    """As code writes it, such as "['meta']['label']"."""
+    present_in: int
+    """A sample that has it, by its place in the batch."""
+    absent_in: int
+    """One that has not."""
+    of_graphs: tuple[str, ...] = ()
+    """The names of all such fields, where they are those of a graph."""
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        if self.of_graphs:
+            fix = f"exclude_keys={list(self.of_graphs)} leaves them out of all batches;"
+            return f"{fix} or give all graphs the same fields in load() or transform"
+        fix = "give all samples the same keys in load() or transform; or "
+        return f"{fix}collate_fn=... that joins them"
+
+
+def find_unlike_key(
+    samples: Sequence[Any], exclude_keys: Collection[str] = ()
+) -> UnlikeKey | None:
+    """Find a key that is not in all samples, at any depth.
+
+    Args:
+        samples: Those of a batch, at least one: nests of mappings, lists, tuples,
+            dataclasses and graphs.
+        exclude_keys: Fields of graphs that are left out.
+
+    Returns:
+        The first; None where all have the same, or differ in their kinds, which is
+        told by who joins them.
+
+    >>> find_unlike_key([{"x": 1}, {"x": 1, "y": 2}])[:3]
+    ("['y']", 1, 0)
+    """
+    return _find_in_nests(samples, "", frozenset(exclude_keys))
+
+
+def _find_in_nests(
+    samples: Sequence[Any], path: str, exclude_keys: frozenset[str]
+) -> UnlikeKey | None:
+    first = samples[0]
+    kind = type(first)
+    if kind in _WITHOUT_KEYS:
+        return None
+    if is_pyg_data(first):
+        are_graphs = all(map(is_pyg_data, samples))
+        return _find_in_graphs(samples, path, exclude_keys) if are_graphs else None
+    if isinstance(first, Mapping):
+        kinds = set(map(type, samples))
+        if kinds != {dict} and not all(issubclass(kind, Mapping) for kind in kinds):
+            return None
+        unlike = _find_in_mappings(samples, path)
+        if unlike is not None:
+            return unlike
+        pairs = [
+            (f"{path}[{key!r}]", key)
+            for key, value in first.items()
+            if type(value) not in _WITHOUT_KEYS
+        ]
+        return _find_in_parts(samples, pairs, exclude_keys)
+    if isinstance(first, list | tuple):
+        if any(
+            type(sample) is not kind or len(sample) != len(first) for sample in samples
+        ):
+            return None
+        pairs = [
+            (f"{path}[{number}]", number)
+            for number, item in enumerate(first)
+            if type(item) not in _WITHOUT_KEYS
+        ]
+        return _find_in_parts(samples, pairs, exclude_keys)
+    if dataclasses.is_dataclass(first) and all(type(s) is kind for s in samples):
+        attributes = [vars(sample) for sample in samples if hasattr(sample, "__dict__")]
+        if len(attributes) == len(samples):
+            pairs = [(f"{path}.{name}", name) for name in attributes[0]]
+            return _find_in_parts(attributes, pairs, exclude_keys)
+    return None
+
+
+def _find_in_parts(
+    samples: Sequence[Any],
+    paths_and_keys: Sequence[tuple[str, Any]],
+    exclude_keys: frozenset[str],
+) -> UnlikeKey | None:
+    for path, key in paths_and_keys:
+        if isinstance(samples[0], dict) and any(key not in s for s in samples):
+            continue  # a Counter answers for what it lacks
+        unlike = _find_in_nests([sample[key] for sample in samples], path, exclude_keys)
+        if unlike is not None:
+            return unlike
+    return None
+
+
+def _find_in_mappings(
+    samples: Sequence[Mapping[Any, Any]], path: str
+) -> UnlikeKey | None:
+    first = samples[0].keys()
+    # What such a class lacks it answers for, as a Counter does with 0.
+    answers_all = hasattr(type(samples[0]), "__missing__")
+    for number, sample in enumerate(samples):
+        keys = sample.keys()
+        if keys == first:
+            continue
+        if keys - first:
+            return UnlikeKey(f"{path}{_shown(keys - first)}", number, 0)
+        if not answers_all:
+            return UnlikeKey(f"{path}{_shown(first - keys)}", 0, number)
+    return None
+
+
+def _find_in_graphs(
+    graphs: Sequence[Any], path: str, exclude_keys: frozenset[str]
+) -> UnlikeKey | None:
+    first = _fields_of_graph(graphs[0], exclude_keys)
+    for number, graph in enumerate(graphs):
+        fields = _fields_of_graph(graph, exclude_keys)
+        if fields == first:
+            continue
+        names = tuple(sorted({name for _, name in fields ^ first}))
+        present, absent = (number, 0) if fields - first else (0, number)
+        of_type, name = min(fields - first or first - fields, key=repr)
+        shown = "" if of_type is None else f"[{of_type!r}]"
+        return UnlikeKey(f"{path}{shown}[{name!r}]", present, absent, names)
+    return None
+
+
+def _fields_of_graph(graph: Any, exclude_keys: frozenset[str]) -> set[tuple[Any, str]]:
+    """Name the fields of a graph, each with its node or edge type, if there are any."""
+    stores: list[tuple[Any, Any]] = [(None, graph)]
+    if hasattr(graph, "node_items"):  # HeteroData, whose keys() are those of any type
+        stores = [*graph.node_items(), *graph.edge_items()]
+    left_out = exclude_keys | FIELDS_OF_BATCHES
+    return {
+        (of_type, name)
+        for of_type, store in stores
+        for name in map(str, store.keys())
+        if name not in left_out
+    }
+
+
+def _shown(keys: AbstractSet[Any]) -> str:
+    return f"[{min(keys, key=repr)!r}]"
