@@ -85,6 +85,10 @@ class CachedSamples(SizedSamples, NamedSamples, Protocol):
         """Whether samples come from the cache, and then go through ``transform``."""
 
     @property
+    def loads_each_time(self) -> bool:
+        """Whether a sample is made again each time that it is read, without a cache."""
+
+    @property
     def transform(self) -> Callable[[Any], Any] | None:
         """What the user's code does to each sample that was read."""
 
@@ -274,6 +278,21 @@ def ask_stored_arrays(dataset: object) -> StoredArrays | None:
     """Ask how many bytes the cache has on local disk; None without one there."""
     cached = as_cached(innermost(dataset))
     return None if cached is None else cached.stored_arrays()
+
+
+def ask_what_is_loaded_each_time(dataset: object) -> str | None:
+    """Name the class of samples that are made again each time that they are read.
+
+    Returns:
+        None where they come from a cache, or are another library's.
+    """
+    inner = innermost(dataset)
+    if is_plain_concatenation(inner):
+        names = map(ask_what_is_loaded_each_time, inner.datasets)
+        return next((name for name in names if name is not None), None)
+    cached = as_cached(inner)
+    is_loaded = cached is not None and cached.loads_each_time
+    return type(inner).__name__ if is_loaded else None
 
 
 def let_go_of_shards(dataset: object) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path, PurePath
+from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, SupportsIndex, overload
 
 import numpy as np
@@ -87,6 +90,8 @@ if TYPE_CHECKING:
 
 _KINDS_OF_KEYS = (str, int, float, tuple, PurePath, np.generic)
 """What samples are named by, and are seldom themselves."""
+_ACCESSORS = ("__func__", "fget", "func")
+"""Where methods of classes, properties and cached properties keep their functions."""
 _MOST_KEYS_READ = 100_000
 """Of a cache, for the words of an error: they take 0.1 s."""
 
@@ -170,6 +175,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         self.raw = None if raw is None else Path(raw)
         if self.raw is not None and cache is None:
             _refuse_cache_as_raw(type(self).__name__, self.raw)
+            _ask_about_raw_that_nobody_reads(type(self), self.raw)
         self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
@@ -433,6 +439,8 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __repr__(self) -> str:
         where = "no cache" if self.cache is None else str(self.cache)
+        if self.loads_each_time:
+            where = "no cache: load() at each read"
         samples = "samples are counted when it is first read"
         if not self._would_be_packed():
             samples = count_of(len(self), "samples")
@@ -539,6 +547,42 @@ def _refuse_cache_as_raw(class_name: str, raw: Path) -> None:
     message = f"{class_name} was given {str(raw)!r} as its raw data, and no cache."
     why = "the first argument is the folder that load() reads from"
     raise OptionError(message, why=why, fix=f"{class_name}(cache={str(raw)!r})")
+
+
+def _ask_about_raw_that_nobody_reads(cls: type, raw: Path) -> None:
+    """Warn of raw data that the class does not read, as in ``Rings("folder")``.
+
+    Where a cache was meant, nothing would be packed.  What a function that is given the
+    dataset reads is not seen, so this is no error.
+    """
+    has_own_init = not is_own(next(c for c in cls.__mro__ if "__init__" in vars(c)))
+    if is_own(cls) or has_own_init:
+        return
+    code = [code for kind in cls.__mro__ if not is_own(kind) for code in _code_in(kind)]
+    if not any("raw" in part.co_names for part in code):
+        name = cls.__name__
+        text = f"{name} was given {str(raw)!r} as its raw data, and no method of it "
+        text += f"reads self.raw: did you mean {name}(cache={str(raw)!r})? Without a "
+        text += "cache load() makes each sample at each read."
+        # Whose line it is depends on the classes between: Python shows it once.
+        warnings.warn(text, UserWarning, stacklevel=2)
+
+
+def _code_in(kind: type) -> Iterator[CodeType]:
+    """Go through the code that stands in a class's body."""
+    for value in vars(kind).values():
+        parts = [value, *(getattr(value, name, None) for name in _ACCESSORS)]
+        for part in parts:
+            code = getattr(inspect.unwrap(part), "__code__", None)
+            if isinstance(code, CodeType):
+                yield from _with_inner_code(code)
+
+
+def _with_inner_code(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_inner_code(constant)
 
 
 def _is_same(other: object, sample: object) -> bool:

@@ -214,7 +214,15 @@ def _shown_operand(operand: object) -> str:
 @_refuses_arithmetic
 @_made_of_parts
 class Padded(NamedTuple):
-    """Samples side by side, each filled up to the longest."""
+    """Samples side by side, each filled up to the longest.
+
+    It is a tuple of three tensors, so that ``values, lengths, mask = padded`` works,
+    and trainers move and pin it as any tuple.  So ``len(padded)`` is 3, ``for part in
+    padded`` goes through the tensors, ``padded[0]`` is ``values``, and it is never
+    false.  There are ``len(padded.lengths)`` samples, and ``padded.to_list()`` gives
+    them.  What only a tensor has, such as ``padded[:, 0]``, ``padded * 2`` and ``5 in
+    padded``, is refused with the same of ``padded.values``.
+    """
 
     values: torch.Tensor
     """``[B, L, *rest]``; the dataset's ``pad_value`` (0) behind each end."""
@@ -256,7 +264,11 @@ class Padded(NamedTuple):
 @_refuses_arithmetic
 @_made_of_parts
 class Packed(NamedTuple):
-    """Samples end to end."""
+    """Samples end to end.
+
+    It is a tuple of two tensors: ``len(packed)`` is 2, and so on, as of ``Padded``.
+    There are ``len(packed.offsets) - 1`` samples, and ``packed.to_list()`` gives them.
+    """
 
     values: torch.Tensor
     """``[N, *rest]``, ``N`` rows of all samples together."""

@@ -64,6 +64,12 @@ class SampleReading(CachedSamples[T]):
         return self.cache is not None and self.transform is not None and own_reading
 
     @property
+    def loads_each_time(self) -> bool:
+        """Whether ``load`` makes a sample again each time that it is read."""
+        has_none = self.cache is None and self._has_own_load()
+        return has_none and is_ours(self.__getitem__)
+
+    @property
     def makes_by_load(self) -> bool:
         """Whether the samples are what ``load`` makes of each of ``keys()``."""
         whole = self._loaderkit.rows is None and self.transform is None

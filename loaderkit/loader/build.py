@@ -186,8 +186,19 @@ def _make_plan(
     return replace(
         plan,
         reading=reading,
+        loading=_loading_in_words(description.loaded_each_time),
         downloads=downloads,
         warnings=(*plan.warnings, *more_warnings),
+    )
+
+
+def _loading_in_words(class_name: str | None) -> str:
+    """Say that there is no cache, and how to have one."""
+    if class_name is None:
+        return ""
+    return (
+        f"{class_name} has no cache: load() makes each sample each time it is read; "
+        f"{class_name}(..., cache={class_name.lower() + '.lk'!r}) packs them once"
     )
 
 

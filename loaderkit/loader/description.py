@@ -28,6 +28,7 @@ from loaderkit.dataset_protocol import (
     ask_sizes,
     ask_stored_arrays,
     ask_stored_rows,
+    ask_what_is_loaded_each_time,
     innermost,
 )
 from loaderkit.errors import LoaderError, OptionError
@@ -85,6 +86,8 @@ class DatasetDescription:
     """In which shards of a store its samples are; None if on this machine."""
     stored_arrays: StoredArrays | None
     """What its cache takes on local disk; None without one there."""
+    loaded_each_time: str | None
+    """The class of samples that are made at each read; None where they are not."""
 
     @property
     def is_missing_shards(self) -> bool:
@@ -167,6 +170,7 @@ def describe_dataset(
         fork_hazard=find_fork_hazard(dataset=dataset),
         stored_rows=ask_stored_rows(dataset),
         stored_arrays=ask_stored_arrays(dataset),
+        loaded_each_time=ask_what_is_loaded_each_time(dataset),
     )
 
 

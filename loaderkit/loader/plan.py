@@ -73,6 +73,8 @@ class LoaderPlan(HasPage):
     """What measuring took, where that was long; empty otherwise."""
     reading: ReadingForecast | None = None
     """What epochs read from disk, and how fast; None without a cache on local disk."""
+    loading: str = ""
+    """Whose samples are made at each read, and how to have a cache; empty with one."""
     downloads: DownloadPlan | None = None
     """What epochs take from a store; None where the samples are on local disk."""
     rates: Mapping[int, float] = field(default_factory=dict)
@@ -94,6 +96,8 @@ class LoaderPlan(HasPage):
 
     def _repr_html_(self) -> str:
         reading = [f"reading: {self.reading}"] if self.reading else []
+        if self.loading:
+            reading.append(f"reading: {self.loading}")
         return card(
             self.batching,
             mood="unsure" if self.warnings else "plain",
@@ -111,6 +115,8 @@ class LoaderPlan(HasPage):
         lead = [f"warning: {warning}" for warning in self.warnings]
         if self.reading is not None:
             lead.append(f"reading: {self.reading}")
+        if self.loading:
+            lead.append(f"reading: {self.loading}")
         if self.downloads is not None:
             lead.append(f"store: {self.downloads}")
         return Page(
@@ -140,6 +146,8 @@ class LoaderPlan(HasPage):
             lines.append(f"{'probe':<24}{self.probe}")
         if self.reading is not None:
             lines.append(f"{'reading':<24}{self.reading}")
+        if self.loading:
+            lines.append(f"{'reading':<24}{self.loading}")
         if self.downloads is not None:
             lines.append(f"{'store':<24}{self.downloads}")
         lines += [f"warning: {warning}" for warning in self.warnings]

@@ -426,6 +426,25 @@ def test_a_batch_is_read_by_numbers_and_slices_as_a_tuple(make):
         batch["values"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("make", [pad, pack_together])
+def test_a_batch_is_a_tuple_of_its_tensors_as_its_docstring_says(make, count):
+    batch = make([torch.zeros(0), *[torch.arange(3.0)] * count][-count:])
+    samples = batch.to_list()
+
+    # Of a tuple, whatever is in it: torch's own tools go through it as through one.
+    assert len(batch) == len(list(batch)) == len(batch._fields)
+    assert bool(batch)
+    assert all(part is getattr(batch, name) for name, part in batch._asdict().items())
+    assert [*reversed(batch)] == [*batch][::-1]
+    with pytest.raises(OptionError, match=r"5 in \w+\.values"):
+        assert 5 in batch
+    counts = {Padded: len(batch[1]), Packed: len(batch[1]) - 1}
+    assert counts[type(batch)] == len(samples) == count
+    leaves, spec = torch.utils._pytree.tree_flatten(batch)
+    assert_same(torch.utils._pytree.tree_unflatten(leaves, spec), batch)
+
+
 @pytest.mark.parametrize("make", [pad, pack_together])
 def test_a_batch_is_compared_with_other_tuples_and_hashed_as_one(make):
     batch = make([torch.arange(3)])
