@@ -13,7 +13,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class _LauncherVariables(NamedTuple):
@@ -168,28 +168,49 @@ def _check_no_half_is_told(environment: Mapping[str, str]) -> None:
     """
     for names in _LAUNCHERS:
         if environment.get(names.rank):
-            raise _told_by_half(names.rank, environment[names.rank], names.world_size)
+            raise _told_by_half(names.rank, names.world_size, environment)
         size_text = environment.get(names.world_size)
         # A size of 1 says as much as none.
         if size_text and _number_in(size_text) != 1:
             if names.launcher == "srun":
                 raise _not_started_by_srun(_number_in(size_text) or 0)
-            raise _told_by_half(names.world_size, size_text, names.rank)
+            raise _told_by_half(names.world_size, names.rank, environment)
     for name in _RANKS_WITHIN:
         text = environment.get(name)
         # Before torchrun, scripts took -1 for "not distributed".
         if text and _number_in(text) not in {0, -1}:
-            raise _told_by_half(name, text, "RANK and WORLD_SIZE")
+            raise _told_by_half(name, "RANK and WORLD_SIZE", environment)
 
 
-def _told_by_half(name: str, text: str, missing: str) -> LoaderError:
+def _told_by_half(
+    name: str, missing: str, environment: Mapping[str, str]
+) -> LoaderError:
     are = "are" if " and " in missing else "is"
-    message = f"{name} is {text!r}, and {missing} {are} not set."
+    message = f"{name} is {environment[name]!r}, and {missing} {are} not set."
     why = "this seems to be one process of several, and which part of the data it "
     why += "reads is not known; each would read all of it"
     fix = "build_loader() after init_process_group, under Lightning in "
-    fix += f"train_dataloader; or rank=0, world_size=2; or unset {name} to train alone"
+    rank, size = _probable_ranks(environment)
+    fix += f"train_dataloader; or rank={rank}, world_size={size}; or unset {name} to "
+    fix += "train alone"
     return LoaderError(message, why=why, fix=fix)
+
+
+def _probable_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Guess the rank and the number of ranks, for a fix that its reader corrects."""
+
+    def first_number(names: Iterable[str], least: int) -> int | None:
+        numbers = (_number_in(environment.get(name, "")) for name in names)
+        known = (number for number in numbers if number is not None)
+        return next((number for number in known if number >= least), None)
+
+    rank = first_number((names.rank for names in _LAUNCHERS), 0)
+    if rank is None and not first_number(["NODE_RANK", "GROUP_RANK"], 0):
+        # On the first node the rank is the number of the process there.
+        rank = first_number(["LOCAL_RANK"], 0)
+    rank = rank or 0
+    size = first_number((names.world_size for names in _LAUNCHERS), rank + 1)
+    return rank, size or max(rank + 1, 2)
 
 
 def _not_started_by_srun(tasks: int) -> LoaderError:

@@ -674,6 +674,26 @@ def test_the_half_of_a_launchers_variables_is_refused(environment):
     assert "init_process_group" in caught.value.fix
 
 
+@pytest.mark.parametrize("number", [0, 1, 2, 7])
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
+def test_the_fix_of_such_variables_says_the_number_that_is_there(launcher, number):
+    rank_name, size_name = LAUNCHERS[launcher]
+    environments = [
+        ({rank_name: number}, (number, max(2, number + 1))),
+        ({"LOCAL_RANK": number, "WORLD_SIZE": number + 2}, (number, number + 2)),
+        ({"LOCAL_RANK": number, "NODE_RANK": 1, "WORLD_SIZE": 9}, (0, 9)),
+        # The number of a process on its node is not the rank.
+        ({rank_name: number, "LOCAL_RANK": 5}, (number, max(2, number + 1))),
+    ]
+    if launcher != "srun":  # where a size alone means that srun is missing
+        environments += [({size_name: number + 2}, (0, number + 2))]
+    for environment, (rank, size) in environments:
+        texts = {name: str(value) for name, value in environment.items()}
+        with pytest.raises(LoaderError) as caught:
+            launched_ranks(texts)
+        assert f"rank={rank}, world_size={size};" in caught.value.fix
+
+
 @pytest.mark.parametrize("environment", TOLD_BY_HALF, ids=str)
 def test_torch_refuses_such_variables_too(environment, monkeypatch):
     address = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
