@@ -1,7 +1,8 @@
 """Shards in an object store, or any other file system that fsspec knows.
 
 Requests break: each is tried again after what may pass, its tries are bounded in time
-together (``Retries``), and it ends in an error that names the URL and what to do.  Of
+together (``Retries``), and it ends in an error that names the URL and what to do.  To
+open the file system is such a request: FTP's and SFTP's connect when they are made.  Of
 what a request returns nothing is believed but its length; whole shards are hashed by
 the mirror.
 
@@ -19,11 +20,13 @@ import functools
 import inspect
 import logging
 import os
+import re
 import threading
 import time
 import weakref
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from loaderkit.cache.storage import (
     Patience,
@@ -47,7 +50,7 @@ from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import Fix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 T = TypeVar("T")
@@ -75,6 +78,8 @@ _S3 = frozenset({"s3", "s3a"})
 _WITHOUT_FOLDERS = frozenset(_EXTRAS) - {"adl"}
 """Files there have long names.  To make a folder makes the bucket: one that nobody
 asked for where its name is mistyped."""
+_OF_HOSTS = frozenset({"http", "https", "ftp", "sftp", "ssh", "smb", "webhdfs"})
+"""URLs of these name a host."""
 _READING_AHEAD = frozenset({"hf"})
 """File systems that read one part after the other, and 5 MiB more for each, in case
 that they come next: of a file of 40 MiB 60 MiB came."""
@@ -109,6 +114,7 @@ class ObjectStore:
         options: Mapping[str, Any] | None = None,
         patience: Patience | None = None,
     ) -> None:
+        _check_url(url)
         self.url = without_password(url.rstrip("/"))
         self._full_url = url.rstrip("/")
         self._options = dict(options or {})
@@ -181,7 +187,7 @@ class ObjectStore:
         retries.begin_try()
         try:
             with _NO_FORK_MEANWHILE:
-                system = _Try(self._file_system_of_process(), retries)
+                system = _Try(self._file_system_of_process(retries), retries)
                 return system.download(system.path(name), file)
         except CacheError:
             raise
@@ -313,7 +319,8 @@ class ObjectStore:
             retries.begin_try()
             try:
                 with _NO_FORK_MEANWHILE:
-                    answer = request(_Try(self._file_system_of_process(), retries))
+                    opened = self._file_system_of_process(retries)
+                    answer = request(_Try(opened, retries))
             except (CacheError, OptionError):
                 raise
             except (FileExistsError, MemoryError):
@@ -328,7 +335,7 @@ class ObjectStore:
                 # Credentials that worked may have expired, and be renewed by now: they
                 # are read anew with each try.
                 if not (is_refusal(error) and verb in let_in):
-                    check_worth_another_try(where, verb, error, let_in)
+                    check_worth_another_try(where, verb, error, let_in, retries.tries)
                 last_error = error
             else:
                 self._verbs_let_in |= {verb}
@@ -347,10 +354,18 @@ class ObjectStore:
             # Connections of a server that went away, or credentials of an hour ago.
             self._opened = None
 
-    def _file_system_of_process(self) -> _FileSystem:
+    def _file_system_of_process(self, retries: Retries) -> _FileSystem:
+        """Give the file system, opened for as long as a try may take.
+
+        Raises:
+            TimeoutError: It took longer.
+        """
         opened = self._opened
         if opened is None or opened.process != os.getpid():
-            opened = self._opened = _FileSystem(self._full_url, self._options)
+            opening = _Opening(self._full_url, self._options)
+            # On a thread of its own, since its library may wait without an end.
+            opened = _result_within(retries, _call_on_thread(opening.run))
+            self._opened = opened
         return opened
 
 
@@ -361,9 +376,9 @@ def _no_request(_: _Try) -> None:
 class _FileSystem:
     """fsspec's file system of a URL, opened by this process."""
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, system: Any, root: str) -> None:
         self.process = os.getpid()
-        self.system, self.root = _open_file_system(url, options)
+        self.system, self.root = system, root
         _FILE_SYSTEMS.add(self)
 
 
@@ -537,28 +552,102 @@ class _Try:
         )
 
 
+def _check_url(url: str) -> None:
+    """Refuse a URL that names no bucket, no host, or a port that is none.
+
+    fsspec takes "s3://" for a folder here, and clients ask for what cannot be as often
+    as for what may come.
+
+    Raises:
+        OptionError: It does.
+    """
+    for part in url.split("::"):
+        protocol, separator, rest = part.partition("://")
+        protocol = protocol.lower()
+        bucket = "host" if protocol in _OF_HOSTS else "bucket"
+        fault = ""
+        if protocol in _OF_HOSTS | _WITHOUT_FOLDERS and separator:
+            fault = "" if rest.partition("/")[0] else f"it names no {bucket}"
+        if protocol in _OF_HOSTS and not fault:
+            try:
+                parts = urlsplit(part)
+                (parts.hostname or "").encode("idna")
+                _ = parts.port
+            except ValueError as error:
+                fault = text_of(error)
+            else:
+                if not parts.hostname or re.search(r"\s", parts.hostname):
+                    fault = "it names no host"
+        if fault:
+            message = f"{without_password(url)} is no URL of a cache."
+            example = f"'{protocol}://{bucket}/cache'"
+            raise OptionError(message, why=fault, fix=f"a URL such as {example}")
+
+
 def _protocol_of(url: str) -> str:
     return url.split("://", 1)[0].rsplit("::", 1)[-1].lower()
 
 
-def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    import fsspec
+class _Opening:
+    """A file system that is about to be opened.
 
-    protocol = _protocol_of(url)
-    # Kept instances share a listing of files that may be of an hour ago.
-    own_options: dict[str, Any] = {
-        "use_listings_cache": False,
-        "skip_instance_cache": True,
-    }
+    Its libraries are imported here, by the thread that asks.  One that waits for
+    another thread's import may itself be importing what that thread needs.
+
+    Args:
+        url: Of the folder that is the cache.
+        options: What the file system is made with.
+
+    Raises:
+        OptionError: fsspec does not know such URLs.
+        CacheError: The library that reads them is not installed.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        import fsspec
+
+        self._url = url
+        # Kept instances share a listing of files that may be of an hour ago.
+        self._options: dict[str, Any] = {
+            "use_listings_cache": False,
+            "skip_instance_cache": True,
+        }
+        protocol = _protocol_of(url)
+        with _told_in_our_words(url):
+            for part in url.split("::"):
+                fsspec.get_filesystem_class(part.split("://", 1)[0].lower())
+            if protocol in _S3 and "::" not in url and "session" not in options:
+                from loaderkit.cache.s3_session import make_session
+
+                self._options["session"] = make_session(options.get("profile"))
+        self._options.update(options)
+
+    def run(self) -> _FileSystem:
+        """Open it.
+
+        Raises:
+            OptionError: It does not take the options.
+            CacheError: A library that it needs is not installed.
+        """
+        import fsspec
+
+        with _told_in_our_words(self._url):
+            return _FileSystem(*fsspec.url_to_fs(self._url, **self._options))
+
+
+@contextlib.contextmanager
+def _told_in_our_words(url: str) -> Iterator[None]:
+    """Turn what fsspec says of a URL or of options into an error of ours.
+
+    Raises:
+        OptionError: fsspec knows no such file system, or it does not take the options.
+        CacheError: Its library is not installed.
+    """
     try:
-        if protocol in _S3 and "::" not in url and "session" not in options:
-            from loaderkit.cache.s3_session import make_session
-
-            own_options["session"] = make_session(options.get("profile"))
-        system, root = fsspec.url_to_fs(url, **{**own_options, **options})
+        yield
     except ImportError as error:
         message = f"{without_password(url)} cannot be read: {error}."
-        extra = _EXTRAS.get(protocol)
+        extra = _EXTRAS.get(_protocol_of(url))
         fix = f"pip install 'loaderkit[{extra}]'" if extra else "install that library"
         raise CacheError(
             message, why="its library is not installed", fix=fix
@@ -570,7 +659,6 @@ def _open_file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         manual = " as in the file system's manual"
         url_and_options = Fix.of(such_as, STORAGE_OPTIONS, manual)
         raise OptionError(message, why=why, fix=url_and_options) from error
-    return system, root
 
 
 def _result_within(retries: Retries, call: Future[T]) -> T:

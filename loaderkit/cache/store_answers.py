@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import errno
 import re
+import socket
+import ssl
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.cache.storage import NoAnswerError
 from loaderkit.errors import CacheError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STORAGE_OPTIONS = Setting("storage_options", code="{...}")
 NEVER_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -55,8 +61,60 @@ an answer that cannot be parsed, or lacks something, may come whole the next tim
 list of S3 that goes on, and does not say where, is a KeyError of s3fs."""
 _NO_REPOSITORY = {"RepositoryNotFoundError", "BucketNotFoundError"}
 """The Hub's answer to who may not see one, too."""
-_WRONG_URL = {"HfUriError", "HFValidationError", "ParamValidationError"}
-"""Of the Hub's library and of botocore: no request was made."""
+_WRONG_URL = {
+    # huggingface_hub
+    "HfUriError",
+    "HFValidationError",
+    # botocore
+    "ParamValidationError",
+    "EndpointResolutionError",
+    # aiohttp, requests, httpx, http.client
+    "InvalidURL",
+    "InvalidSchema",
+    "MissingSchema",
+    "UnsupportedProtocol",
+}
+"""Errors by name: no request was made."""
+_WRONG_ENDPOINT = re.compile(r"Invalid (endpoint|URL|IPv6 URL)|Port out of range")
+"""Of the ``ValueError``s of botocore, of yarl and of urllib."""
+_REDIRECTS = "TooManyRedirects"
+"""So aiohttp, requests and httpx call it."""
+_NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+"""A name server was asked, and knows no such host.  One that does not answer is
+``EAI_AGAIN``."""
+_TRIES_OF_UNKNOWN_HOSTS = 3
+"""So often a name is looked up that no server knows.  Chosen: 1.5 to 2.3 s, for names
+that a cluster gives to what it has just started."""
+_NO_TLS = {
+    "WRONG_VERSION_NUMBER",
+    "UNKNOWN_PROTOCOL",
+    "HTTP_REQUEST",
+    "HTTPS_PROXY_REQUEST",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+}
+"""What OpenSSL says of an answer that is no TLS, by release."""
+_NO_AGREEMENT = {
+    "UNSUPPORTED_PROTOCOL",
+    "NO_PROTOCOLS_AVAILABLE",
+    "TLSV1_ALERT_PROTOCOL_VERSION",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+    "TLSV1_ALERT_UNKNOWN_CA",
+    "TLSV1_UNRECOGNIZED_NAME",
+}
+"""What OpenSSL says where a server and we have no TLS in common, or it wants to know
+who we are."""
+_OTHER_PROTOCOLS = re.compile(
+    r"""b?['"](SSH-\d|220[ -]|\\x15\\x03|\+OK|\* OK|-ERR|RFB )"""
+)
+"""How SSH, FTP or SMTP, TLS, POP, IMAP, Redis and VNC begin their answer, in a client's
+message that it is no HTTP.  Anything else may be HTTP that was garbled on its way."""
+_CA_VARIABLES = {"botocore": "AWS_CA_BUNDLE", "requests": "REQUESTS_CA_BUNDLE"}
+"""Which variable names the file of certificates that are trusted, by library."""
+_EXPIRED, _NOT_YET_VALID = 10, 9
+_OTHER_HOST = {62, 64}
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL."""
 _USER_AND_PASSWORD = re.compile(r"""[^\s/@:'"]+:[^\s/@'"]+@""")
 """In front of a host, in a text that names one."""
 _OF_CLOCKS = re.compile(
@@ -115,8 +173,100 @@ def what_happened(error: Exception) -> Exception:
     return error if status in _GONE else cause
 
 
+class _Hopeless(NamedTuple):
+    """Why trying again cannot help, and what can."""
+
+    why: str
+    fix: str | Fix
+
+
+def may_connect_soon(error: BaseException) -> bool:
+    """Tell whether what a connection failed by may be gone in a second."""
+    return _why_no_connection(error) is None and not _is_unknown_host(error)
+
+
+def _why_no_connection(error: BaseException) -> _Hopeless | None:
+    """Say why there is no connection to a store, and never will be; None if it may."""
+    for cause in _causes_of(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _why_no_trust(error)
+        # aiohttp's errors are of the class of ssl's, too, and have no reason.
+        reason = getattr(cause, "reason", None)
+        if isinstance(cause, ssl.SSLError) and reason in _NO_TLS:
+            why = "what answers on this port speaks no TLS, the S of HTTPS"
+            return _Hopeless(why, "http:// instead of https://, or another port")
+        if isinstance(cause, ssl.SSLError) and reason in _NO_AGREEMENT:
+            why = "the server refuses our TLS: its version, or that we show no "
+            why += "certificate of our own"
+            return _Hopeless(why, Fix.of("check the host, and ", STORAGE_OPTIONS))
+        if _REDIRECTS in _kinds_of(cause):
+            why = "the store sends us from one address to the next, in a circle"
+            fix = Fix.of("correct the URL, or ", STORAGE_OPTIONS)
+            return _Hopeless(why, fix)
+        is_wrong_url = _kinds_of(cause) & _WRONG_URL or (
+            isinstance(cause, ValueError) and _WRONG_ENDPOINT.match(str(cause))
+        )
+        # Python's codec of host names, where a part of one is empty or too long
+        if is_wrong_url or isinstance(cause, UnicodeError):
+            why = "no request can be made to such an address"
+            return _Hopeless(why, Fix.of("correct the URL, or ", STORAGE_OPTIONS))
+        if "status line" in str(cause).lower() and _OTHER_PROTOCOLS.search(str(cause)):
+            why = "what answers on this port speaks another protocol than HTTP"
+            return _Hopeless(why, "correct the port or the protocol of the URL")
+    return None
+
+
+def _why_no_trust(error: BaseException) -> _Hopeless:
+    """Say what is wrong with a server's certificate."""
+    # aiohttp's own error is of the class of ssl's, and has no code.
+    codes = [getattr(cause, "verify_code", None) for cause in _causes_of(error)]
+    code = next((code for code in codes if code is not None), None)
+    if code in _OTHER_HOST:
+        why = "the server's certificate is of another host"
+        return _Hopeless(why, "name the host in the URL as its certificate does")
+    if code in {_EXPIRED, _NOT_YET_VALID}:
+        clock = time.strftime("%Y-%m-%d %H:%M %Z")
+        state = "has expired" if code == _EXPIRED else "is not valid yet"
+        why = f"the server's certificate {state}, or the clock of this machine is wrong"
+        fix = f"a new certificate there, or set the clock, which says {clock}"
+        return _Hopeless(why, fix)
+    library = type(error).__module__.partition(".")[0]
+    variable = _CA_VARIABLES.get(library, "SSL_CERT_FILE")
+    why = "nobody whom this machine trusts has signed the server's certificate"
+    return _Hopeless(why, f"export {variable}=/path/to/the/signers/certificate.pem")
+
+
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Go through an error and all that it was raised for, however its library says."""
+    seen: set[int] = set()
+    waiting: list[object] = [error]
+    while waiting:
+        cause = waiting.pop(0)
+        if not isinstance(cause, BaseException) or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        waiting += [cause.__cause__, cause.__context__]
+        waiting += cause.args
+        waiting.append(getattr(cause, "reason", None))  # urllib3
+        kwargs = getattr(cause, "kwargs", None)
+        if isinstance(kwargs, dict):  # botocore
+            waiting.append(kwargs.get("error"))
+
+
+def _is_unknown_host(error: BaseException) -> bool:
+    return any(
+        isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST
+        for cause in _causes_of(error)
+    )
+
+
 def check_worth_another_try(
-    where: str, verb: str, error: Exception, verbs_let_in: frozenset[str]
+    where: str,
+    verb: str,
+    error: Exception,
+    verbs_let_in: frozenset[str],
+    tries: int = 1,
 ) -> None:
     """Raise what trying again cannot help.
 
@@ -125,12 +275,26 @@ def check_worth_another_try(
         verb: What was to be done: "opened", "read", "written" or "removed".
         error: The answer.
         verbs_let_in: What the store has let us do before.
+        tries: So often it was tried.
 
     Raises:
-        CacheError: We are not let in, or there is no bucket to write to.
+        CacheError: We are not let in, or there is no bucket to write to, or no
+            connection.
         FileNotFoundError: It is not there.
     """
     status = status_of(error)
+    hopeless = _why_no_connection(error)
+    if hopeless is not None:
+        message = f"{where} could not be {verb}: {text_of(error)}."
+        raise CacheError(message, why=hopeless.why, fix=hopeless.fix) from error
+    # A host that has answered before has a name; opening asks most of them nothing.
+    has_answered = bool(verbs_let_in - {"opened"})
+    is_early = tries < _TRIES_OF_UNKNOWN_HOSTS
+    if not has_answered and not is_early and _is_unknown_host(error):
+        message = f"{where} could not be {verb}: {text_of(error)}."
+        why = f"there is no host of that name, or not yet: looked up {tries} times"
+        host = Fix.of("correct the host in the URL, or in ", STORAGE_OPTIONS)
+        raise NoAnswerError(message, why=why, fix=host) from error
     if _kinds_of(error) & _NO_REPOSITORY:
         message = f"{where} could not be {verb}: {text_of(error)}."
         why = "there is no such repository, or it is private and not yours to read"
@@ -157,7 +321,7 @@ def check_worth_another_try(
         raise CacheError(message, why=why, fix=fix) from error
     if isinstance(error, BUGS) and status is None:
         raise _failed_by_itself(where, verb, error) from error
-    if not may_pass or is_lacking or _kinds_of(error) & _WRONG_URL:
+    if not may_pass or is_lacking:
         message = f"{where} could not be {verb}: {text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         check = Fix.of("check the URL and ", STORAGE_OPTIONS)
@@ -208,7 +372,7 @@ def not_there(where: str, verb: str, error: Exception) -> Exception:
     return CacheError(message, why=why, fix="make it, or correct the URL")
 
 
-def _kinds_of(error: Exception) -> set[str]:
+def _kinds_of(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 

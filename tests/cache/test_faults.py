@@ -197,9 +197,11 @@ def test_a_server_that_is_not_there_is_an_error(served, packed, tmp_path, name):
         refusing = f"http://127.0.0.1:{free.getsockname()[1]}"
     url = refusing if name == "refused" else "http://nowhere.invalid"
 
-    with pytest.raises(NoAnswerError, match="failed 3 times") as opening:
+    # Without a name server it is not known that there is no such host.
+    why = "failed 3 times|looked up 3 times"
+    with pytest.raises(NoAnswerError, match=why) as opening:
         open_cold(url, tmp_path / "m", REFUSED)
-    with pytest.raises(NoAnswerError, match="failed 3 times") as reading:
+    with pytest.raises(NoAnswerError, match=why) as reading:
         read_shard(url, tmp_path / "m", REFUSED, healthy_url=served.url)
 
     check_error(opening.value, url, name="manifest.json")
