@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import filelock
 
-from loaderkit.cache.lock_files import is_process_stopped
+from loaderkit.cache.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Lease:
         # Where nobody needs room, nobody looks for leases of dead processes otherwise.
         shards_in_use(folder)
         self.process = os.getpid()
-        name = f"{self.process}-{uuid.uuid4().hex}"
+        name = f"{ProcessIdentity.of_this_process()}-{uuid.uuid4().hex}"
         self._bytes_file = folder / f"{name}{_BYTES}"
         self._lock = filelock.FileLock(folder / f"{name}{_LOCK}")
         self._lock.acquire()
@@ -74,13 +74,13 @@ def _remove_lease(
 
 
 def shards_in_use(
-    folder: Path, *, but_of: str = "", but_of_stopped: bool = False
+    folder: Path, *, but_of: ProcessIdentity | None = None, but_of_stopped: bool = False
 ) -> set[int]:
     """List the shards that any living process uses.
 
     Args:
         folder: Where the leases lie.  Those of dead processes are removed.
-        but_of: Beginning of the names of leases that do not count.
+        but_of: Leases of this process do not count.
         but_of_stopped: Leases of processes that are known to be stopped do not count.
 
     Returns:
@@ -88,14 +88,14 @@ def shards_in_use(
     """
     in_use: set[int] = set()
     for file in folder.glob(f"*{_BYTES}"):
-        if but_of and file.name.startswith(but_of):
+        process = ProcessIdentity.read(file.name)
+        if process == but_of:
             continue
         lock = filelock.FileLock(file.with_suffix(_LOCK))
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            process = int(file.name.partition("-")[0])
-            if but_of_stopped and is_process_stopped(process):
+            if but_of_stopped and process.is_stopped:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 content = file.read_bytes()

@@ -18,13 +18,15 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import filelock
 
+from loaderkit.cache.process_identity import ProcessIdentity
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 _LOG = logging.getLogger("loaderkit")
 _POLL_S = 0.02
@@ -41,8 +43,6 @@ snapshot of a container, stops one for a moment."""
 _HOLDER = ".holder"
 STOPPED = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
 """What messages say of such a holder."""
-_STOPPED_STATES = {"T", "t"}
-"""Of proc(5): stopped by a signal, or by a debugger."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,30 @@ class LockPatience:
 class LockHolder:
     """The process that holds a lock, as it has written itself."""
 
-    process: int
+    process: ProcessIdentity
     host: str
+    """The name of its machine, for people."""
     since_ns: int
     """When it took the lock.  Another number is another turn."""
 
     def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
+        name = f"process {self.process.number} on {self.host}"
+        is_told_by_host = self.process.is_near or self.host != socket.gethostname()
+        return name if is_told_by_host else f"{name}, in another container"
 
     @property
     def how_to_free(self) -> str:
         """What makes a holder that is stopped let go of its locks."""
-        return f"kill -CONT {self.process}, or end it: its locks go with it"
+        number = self.process.number
+        if self.process.is_near:
+            return f"kill -CONT {number}, or end it: its locks go with it"
+        where = "in that container" if self.host == socket.gethostname() else "there"
+        return f"kill -CONT {number} {where}, or end it: its locks go with it"
 
     @property
     def is_stopped(self) -> bool:
         """Whether it is known to be stopped; False where that cannot be known."""
-        return self.host == socket.gethostname() and is_process_stopped(self.process)
+        return self.process.is_stopped
 
 
 class StuckHolderError(Exception):
@@ -89,16 +96,6 @@ class StuckHolderError(Exception):
     def __init__(self, holder: LockHolder | None, waited_s: float) -> None:
         super().__init__(f"{holder} has held a lock for {waited_s:.0f} s")
         self.holder, self.waited_s = holder, waited_s
-
-
-def is_process_stopped(process: int) -> bool:
-    """Tell whether a process of this machine is stopped; False where none can tell."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    # The program's name is in brackets, and may hold any letter.
-    return stat.rpartition(")")[2].split()[0] in _STOPPED_STATES
 
 
 class _ThreadLocks:
@@ -278,8 +275,10 @@ def write_holder(note: Path) -> None:
     Args:
         note: The file that those who wait read.  A link there is not followed.
     """
+    identity = ProcessIdentity.of_this_process()
     holder = {
-        "process": os.getpid(),
+        "process": identity.number,
+        "space": identity.space,
         "host": socket.gethostname(),
         "since_ns": time.time_ns(),
     }
@@ -300,7 +299,11 @@ def _read_holder(note: Path) -> LockHolder | None:
     # Its holder may be writing it at this moment.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         written = json.loads(note.read_text("utf-8"))
+        # Earlier versions wrote no space: of their processes less is known.
+        number, space = int(written["process"]), str(written.get("space", ""))
         return LockHolder(
-            int(written["process"]), str(written["host"]), int(written["since_ns"])
+            ProcessIdentity(number, space),
+            str(written["host"]),
+            int(written["since_ns"]),
         )
     return None

@@ -52,6 +52,7 @@ from loaderkit.cache.lock_files import (
     hold_lock_file,
 )
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
+from loaderkit.cache.process_identity import ProcessIdentity
 from loaderkit.cache.remote_manifest import (
     load_remote_manifest,
     load_remote_manifest_text,
@@ -263,7 +264,7 @@ class Mirror:
         one that is stopped, or does not get on.
         """
         file = self.folder / self.manifest.shards.files[shard]
-        own = f"{os.getpid()}-"
+        own = ProcessIdentity.of_this_process()
         last_signs: object = None
         silent_s, looked_s = 0.0, time.monotonic()
         while not file.exists():

@@ -13,8 +13,8 @@ from loaderkit.cache.lock_files import (
     StuckHolderError,
     hold_lock_file,
     hold_lock_for_work,
-    is_process_stopped,
 )
+from loaderkit.cache.process_identity import is_process_stopped
 
 FORK = multiprocessing.get_context("fork")
 
@@ -108,7 +108,7 @@ def test_a_holder_that_is_stopped_is_named_and_one_that_is_killed_lets_go(held_l
     with pytest.raises(StuckHolderError) as caught, hold_lock_file(file, patience):
         pass
 
-    assert caught.value.holder.process == process.pid
+    assert caught.value.holder.process.number == process.pid
     assert caught.value.holder.is_stopped
     process.kill()
     with hold_lock_file(file, patience):
@@ -123,7 +123,7 @@ def test_a_holder_that_gives_no_sign_of_life_is_named(held_lock):
     with pytest.raises(StuckHolderError) as caught, hold_lock_file(file, patience):
         pass
 
-    assert caught.value.holder.process == process.pid
+    assert caught.value.holder.process.number == process.pid
     assert not caught.value.holder.is_stopped
 
 
