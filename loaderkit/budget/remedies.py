@@ -7,8 +7,11 @@ for the model or the message at hand, or said to be unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Cost = Literal["free", "equal results", "numerics", "quality", "device"]
 """What a remedy costs: nothing about the training changes; results are equal; they are
@@ -49,13 +52,20 @@ class Remedy:
     says: str
     """What to do."""
     code: str
-    """What to paste."""
+    """What to paste, on any device."""
     against: frozenset[str]
     """Verdicts it can help against."""
     backends: frozenset[str] = frozenset()
     """Where it exists; everywhere if empty."""
     change: StepChange | None = field(default=None, repr=False)
     """With what the planner estimates the step again; None if no estimate shows it."""
+    code_of_backend: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What to paste instead on devices that have a tool or a name of their own."""
+
+    def on(self, backend: str | None) -> Remedy:
+        """Give the same with what is to be pasted on a device."""
+        code = self.code_of_backend.get(backend or "")
+        return self if code is None else replace(self, code=code)
 
 
 def _any_of(*names: str) -> frozenset[str]:
@@ -65,6 +75,17 @@ def _any_of(*names: str) -> frozenset[str]:
 # Backends that have memory of their own.
 _CARDS = _any_of("cuda", "hip", "xpu", "npu", "mps")
 _MPS = _any_of("mps")
+_DEVICE_OF_BACKEND = {
+    "cuda": "cuda",
+    "hip": "cuda",  # as torch calls AMD's GPUs
+    "xpu": "xpu",
+    "npu": "npu",
+    "mps": "mps",
+    "cpu": "cpu",
+    "host": "cpu",
+}
+"""Torch's name of the device, where a message names one that is known.  Of others it is
+the user's own ``device``."""
 
 PIECES_WITH_OWN_STATISTICS = Remedy(
     "micro-batches",
@@ -90,8 +111,15 @@ REMEDIES = (
         "other processes",
         "free",
         "end the other processes on this device, or choose another one",
-        "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+        "the tool of the device's vendor, which lists its processes",
         _any_of("held by others"),
+        code_of_backend={
+            "cuda": "nvidia-smi --query-compute-apps=pid,used_memory --format=csv",
+            "hip": "rocm-smi --showpids",
+            "xpu": "xpu-smi ps",
+            "npu": "npu-smi info",
+            "mps": "top -o mem",
+        },
     ),
     Remedy(
         "expandable segments",
@@ -113,8 +141,12 @@ REMEDIES = (
         "wrong size",
         "free",
         "look for the tensor this is: a wrong dimension order or a broadcast [N, N]",
-        'with loaderkit.MemoryMeter("cuda"): ...',
+        "with loaderkit.MemoryMeter(device): ...",
         _IMPOSSIBLE | _any_of("garbage size"),
+        code_of_backend={
+            backend: f'with loaderkit.MemoryMeter("{device}"): ...'
+            for backend, device in _DEVICE_OF_BACKEND.items()
+        },
     ),
     Remedy(
         "driver",
@@ -127,8 +159,13 @@ REMEDIES = (
         "software limit",
         "free",
         "a limit was set below the device's capacity: raise it",
-        "torch.cuda.set_per_process_memory_fraction(1.0)",
+        "torch.get_device_module(device).set_per_process_memory_fraction(1.0)",
         _any_of("software limit"),
+        code_of_backend={
+            backend: f"torch.{device}.set_per_process_memory_fraction(1.0)"
+            for backend, device in _DEVICE_OF_BACKEND.items()
+            if device != "cpu"
+        },
     ),
     Remedy(
         "graph cache",
@@ -205,8 +242,12 @@ REMEDIES = (
         "ask again with the cause",
         "free",
         "the text does not say: read free memory right before it fails",
-        "print(loaderkit.read_memory('cuda'))",
+        "print(loaderkit.read_memory(device))",
         _any_of("unclear"),
+        code_of_backend={
+            backend: f"print(loaderkit.read_memory({device!r}))"
+            for backend, device in _DEVICE_OF_BACKEND.items()
+        },
     ),
     # equal results
     Remedy(
@@ -295,7 +336,7 @@ def remedies_for(verdict: str, backend: str | None) -> list[Remedy]:
     ['shared memory']
     """
     return [
-        remedy
+        remedy.on(backend)
         for remedy in REMEDIES
         if verdict in remedy.against
         and (not remedy.backends or backend in remedy.backends)

@@ -43,7 +43,7 @@ VERDICTS = {
     "fork": "the kernel would not promise the memory of another process",
     "killed": "the kernel killed a process to get memory back",
     "pinned": "page-locked host memory ran out; the device is not the problem",
-    "unclear": "probably memory; the text does not say how much",
+    "unclear": "probably memory; the text does not say how much is missing",
     "not memory": "nothing in it says that memory ran out",
 }
 
