@@ -24,16 +24,21 @@ from loaderkit.cache.durable import (
     write_file,
     writing,
 )
-from loaderkit.cache.files import opened, read_bounded, unreadable
+from loaderkit.cache.files import exists, opened, read_bounded, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _PARTIAL = re.compile(r"\..+-[0-9a-f]{32}\.partial")
 """Name of a file that is being written."""
 _ABANDONED_S = 3600.0
-"""Whoever has written nothing to its file for so long is dead: a lock would tell at
-once, but some of the file systems that are mounted here have none.  Chosen."""
+"""Whoever has written nothing to its file for so long is taken for dead: a lock would
+tell at once, but some of the file systems that are mounted here have none.  Chosen.
+
+A clock that is set forward makes a file look as old.  Its writer, which lives, writes
+it again (``_TRIES``): the times of that one are of the clock as it is then."""
+_TRIES = 3
+"""Chosen: a clock is set forward once."""
 
 
 class FolderStorage:
@@ -120,37 +125,35 @@ class FolderStorage:
             with file.open("rb") as source:
                 shutil.copyfileobj(source, target, 1 << 20)
 
-        with writing(self.folder / name):
-            make_folders(self.folder)
-            partial = self._new_partial_file(name)
-            write_file(partial, copy)
+        def publish_file(partial: Path) -> None:
             publish(partial, self.folder / name)
+
+        with writing(self.folder / name):
+            self._write_and_place(name, copy, publish_file)
 
     def commit(self, name: str, content: bytes, *, replace: bool) -> None:
         """Write the file that makes all others visible; see ``Storage``."""
         file = self.folder / name
+        exists_already = False
 
         def write(target: BinaryIO) -> None:
             target.write(content)
 
-        partial = self._new_partial_file(name)
-        exists_already = False
-        try:
-            with writing(file):
-                make_folders(self.folder)
-                write_file(partial, write)
-                self._remove_abandoned_files(partial)
-                if replace:
-                    publish(partial, file)
-                    return
-                try:
-                    # A rename would replace what another process has put there.
-                    os.link(partial, file)
-                except FileExistsError:
-                    exists_already = True
-                sync_folder(self.folder)
-        finally:
-            remove(partial)
+        def place(partial: Path) -> None:
+            nonlocal exists_already
+            self._remove_abandoned_files(partial)
+            if replace:
+                publish(partial, file)
+                return
+            try:
+                # A rename would replace what another process has put there.
+                os.link(partial, file)
+            except FileExistsError:
+                exists_already = True
+            sync_folder(self.folder)
+
+        with writing(file):
+            self._write_and_place(name, write, place)
         # Not from within the block above, which makes a CacheError of every OSError.
         if exists_already:
             raise FileExistsError(file)
@@ -160,9 +163,38 @@ class FolderStorage:
         with writing(self.folder / name):
             remove(self.folder / name)
 
-    def _new_partial_file(self, name: str) -> Path:
-        """Name a file that nobody reads, and that no other writer names."""
-        return self.folder / f".{name}-{uuid.uuid4().hex}.partial"
+    def _write_and_place(
+        self,
+        name: str,
+        write: Callable[[BinaryIO], None],
+        place: Callable[[Path], None],
+    ) -> None:
+        """Write a file under a name that nobody reads, and give it its own.
+
+        Args:
+            name: Its name.
+            write: Called with the open file; again if the file was removed meanwhile.
+            place: Called with its path; gives it its name.
+
+        Raises:
+            OSError: A system call failed.
+        """
+        make_folders(self.folder)
+        for tries in range(1, _TRIES + 1):
+            partial = self.folder / f".{name}-{uuid.uuid4().hex}.partial"
+            write_file(partial, write)
+            try:
+                place(partial)
+            except FileNotFoundError:
+                # Another writer has taken it for abandoned.
+                if tries == _TRIES or exists(partial):
+                    raise
+            else:
+                return
+            finally:
+                # What went wrong counts, not that it could not be tidied up.
+                with contextlib.suppress(OSError):
+                    remove(partial)
 
     def _remove_abandoned_files(self, just_written: Path) -> None:
         """Remove what writers were at that were killed: of each, up to a shard.
