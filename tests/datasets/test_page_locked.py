@@ -145,7 +145,7 @@ def test_ragged_fields_are_made_there(folder, ragged, width, pad_value):
 
 
 def test_samples_that_are_built_differently_are_not_made_there(folder):
-    samples = [Data(x=torch.ones(2, 2)), Data(x=torch.ones(2, 2), z=torch.ones(1))]
+    samples = [Data(x=torch.ones(2, 2), z=z) for z in (1, torch.ones(1))]
     dataset = packed(samples, folder())
     replay = ReplayedMemory()
 
