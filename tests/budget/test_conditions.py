@@ -213,3 +213,27 @@ def test_gradients_that_a_kernel_makes_and_nobody_asks_for_are_given_back(functi
 
     truth = max(measure_step(model, batch, step).values())
     assert estimated.peak == pytest.approx(truth, rel=0.001)
+
+
+class OneBranchFits(nn.Module):
+    """Raises where a value is far off, which none is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = self.inner(x)
+        if (h > 1e6).any().item():
+            return h.view(-1, 63).mean()
+        return torch.cat([h] * 3, dim=1).mean()
+
+
+def test_the_branch_that_runs_is_tracked_where_the_other_does_not():
+    model, batch = OneBranchFits(), torch.randn(60_001, 64)
+
+    estimated = estimate(model, batch, Step(optimizer=None))
+
+    truth = max(measure_step(model, batch, Step(optimizer=None)).values())
+    assert estimated.method == "tracked"
+    assert estimated.peak == pytest.approx(truth, rel=0.005)

@@ -12,7 +12,7 @@ from loaderkit.budget.batch.peak_model import (
     fit_peak_model,
     prediction_error,
 )
-from loaderkit.budget.step.assumed_scalars import MOST, Assumed
+from loaderkit.budget.step.assumed_scalars import LEAST, MOST, Assumed
 from loaderkit.budget.step.estimate import estimate, upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.step_errors import error_of_step
@@ -351,20 +351,42 @@ def _fit_steps_of(
     ]
     sizes = [samples.batch_sizes(rows) for rows in batches]
     joined = [samples.join(rows) for rows in batches]
-    logs = [_track(model, batch, step, MOST) for batch in joined]
-    assumed = costliest_answers(model, joined[-1], step, logs[-1])
-    if assumed != MOST:
-        logs = [_track(model, batch, step, assumed) for batch in joined]
+    assumed = _answers_to_plan_for(model, joined[-1], step)
+    logs = [_track(model, batch, step, assumed) for batch in joined]
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
     cost_model = BatchCostModel(model, samples, step, peak_model, assumed)
-    errors = [
-        prediction_error(cost_model.predict(rows), [cost_model.track_likely_peak(rows)])
-        for rows in _unseen_batches(samples, peak_model, times * _COMPARED_SAMPLES)
+    # Also of larger steps: small batches are asked about where little fits.
+    counts = {_COMPARED_SAMPLES, times * _COMPARED_SAMPLES}
+    unseen = [
+        rows for count in counts for rows in _unseen_batches(samples, peak_model, count)
     ]
+    errors = [_error_of_batch(cost_model, rows) for rows in unseen]
     error = max(peak_model.error, *errors)
     cost_model = replace(cost_model, peak_model=replace(peak_model, error=error))
     return cost_model.with_fewest_samples()
+
+
+def _answers_to_plan_for(model: torch.nn.Module, batch: Any, step: Step) -> Assumed:
+    """Choose what unknown values are taken for: a step takes most with it, or runs."""
+    for assumed in (MOST, Assumed(share=0.0), LEAST):
+        try:
+            log = track_step(model, batch, step, assumed=assumed)
+        except Exception:  # noqa: BLE001 -- a branch may not fit its batch
+            continue
+        is_most = assumed == MOST
+        return costliest_answers(model, batch, step, log) if is_most else assumed
+    return MOST  # whose error is told
+
+
+def _error_of_batch(cost_model: BatchCostModel, rows: list[int]) -> float:
+    """Hold a prediction against the tracked batch."""
+    try:
+        peak = cost_model.track_likely_peak(rows)
+    except StepError:
+        # Too few samples for this step, which ran with those that it was fitted to.
+        return 0.0
+    return prediction_error(cost_model.predict(rows), [peak])
 
 
 def _track(model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed) -> Log:

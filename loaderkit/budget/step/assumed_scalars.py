@@ -39,6 +39,9 @@ class Assumed:
 MOST = Assumed()
 """All elements chosen, counts as large as they can be, and conditions that hold."""
 
+LEAST = Assumed(share=0.0, numbers=(0.0,), conditions=(False,))
+"""One element chosen, counts of 1, and conditions that do not hold."""
+
 
 class AssumedScalars:
     """Answers readings of scalars, one after the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.step.allocator import reserved_peak
-from loaderkit.budget.step.assumed_scalars import Assumed
+from loaderkit.budget.step.assumed_scalars import LEAST, Assumed
 from loaderkit.budget.step.extrapolate import (
     REAL_BYTES,
     Points,
@@ -380,15 +381,19 @@ def _track_with_values_or_few(
     """Track a step that does not run with all that may be chosen.
 
     Raises:
-        Exception: It does not run with its values either, nor where counts are 1.
+        Exception: It does not run with its values either, nor where counts are 1 and no
+            condition holds.
     """
+    track = functools.partial(
+        track_step, model, batch, step, with_values=True, begun=begun
+    )
     try:
-        return track_step(model, batch, step, with_values=True, begun=begun)
+        return track()
     except Exception:  # noqa: BLE001 -- such as a split by counts that do not add up
-        few = Assumed(share=0.0)
-        return track_step(
-            model, batch, step, assumed=few, with_values=True, begun=begun
-        )
+        try:
+            return track(assumed=Assumed(share=0.0))
+        except Exception:  # noqa: BLE001 -- a branch that does not fit its batch
+            return track(assumed=LEAST)
 
 
 def _widen_interval(

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.budget.step.assumed_scalars import MOST, Assumed
+from loaderkit.budget.step.assumed_scalars import LEAST, MOST, Assumed
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, SCALAR
@@ -85,10 +85,9 @@ def _bytes_of_all_phases(tracked: TrackedAnswers) -> int:
 
 def _other_answers(log: Log) -> list[list[Assumed]]:
     """List what else unknown values may be, and what to try where a step refuses it."""
-    least = Assumed(share=0.0, numbers=(0.0,), conditions=(False,))
     # A check of the user's, or of torch's distributions, raises where nothing holds.
     # Rows that are split by counts take least where the parts are alike.
-    answers = [[least, replace(least, conditions=(True,))], [Assumed(share=0.5)]]
+    answers = [[LEAST, replace(LEAST, conditions=(True,))], [Assumed(share=0.5)]]
     if log.assumed_conditions > 1:
         answers += [[Assumed(conditions=(True, False))]]
         answers += [[Assumed(conditions=(False, True))]]
