@@ -133,7 +133,8 @@ def test_a_field_that_is_named_is_padded_with_its_number_or_refused(tmp_path, fi
                 DATASETS[dataset](samples, open_cache(path, transforms))
             continue
         fields = padded_in(DATASETS[dataset](samples, open_cache(path, transforms)))
-        assert fields or wanted == "no place to fill"
+        if wanted != "no place to fill":
+            assert fields
         assert all((field.values[~field.mask] == 5).all() for field in fields)
 
 
