@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -303,9 +304,10 @@ def fit_cost_model(
     if error > _WORTH_LARGER_STEPS:
         # In steps that small another moment may be the peak than in those asked about,
         # such as the update of the largest layer.
-        larger = _fit_steps_of(_MORE_SAMPLES, model, cost_model.samples, step)
-        if _error_with(larger, batch_size) < error / 2:
-            cost_model = larger
+        with contextlib.suppress(StepError):  # it may refuse as many
+            larger = _fit_steps_of(_MORE_SAMPLES, model, cost_model.samples, step)
+            if _error_with(larger, batch_size) < error / 2:
+                cost_model = larger
     return cost_model
 
 
@@ -350,9 +352,8 @@ def _fit_steps_of(
         for number, count in enumerate(_samples_of_steps(samples))
     ]
     sizes = [samples.batch_sizes(rows) for rows in batches]
-    joined = [samples.join(rows) for rows in batches]
-    assumed = _answers_to_plan_for(model, joined[-1], step)
-    logs = [_track(model, batch, step, assumed) for batch in joined]
+    assumed = _answers_to_plan_for(model, samples.join(batches[-1]), step)
+    logs = [_track(model, samples.join(rows), step, assumed) for rows in batches]
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
     cost_model = BatchCostModel(model, samples, step, peak_model, assumed)
@@ -369,14 +370,15 @@ def _fit_steps_of(
 
 def _answers_to_plan_for(model: torch.nn.Module, batch: Any, step: Step) -> Assumed:
     """Choose what unknown values are taken for: a step takes most with it, or runs."""
-    for assumed in (MOST, Assumed(share=0.0), LEAST):
-        try:
-            log = track_step(model, batch, step, assumed=assumed)
-        except Exception:  # noqa: BLE001 -- a branch may not fit its batch
-            continue
-        is_most = assumed == MOST
-        return costliest_answers(model, batch, step, log) if is_most else assumed
-    return MOST  # whose error is told
+    try:
+        log = track_step(model, batch, step)
+    except Exception:  # noqa: BLE001 -- a branch may not fit its batch
+        for assumed in (Assumed(share=0.0), LEAST):
+            with contextlib.suppress(Exception):
+                track_step(model, batch, step, assumed=assumed)
+                return assumed
+        return MOST  # whose error is told
+    return costliest_answers(model, batch, step, log)
 
 
 def _error_of_batch(cost_model: BatchCostModel, rows: list[int]) -> float:
