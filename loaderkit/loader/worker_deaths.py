@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -183,9 +184,14 @@ class _DeathHandler:
 
     def __call__(self, number: int, frame: Any) -> None:
         """Pass the signal on; tell of a worker of ours with the samples' names."""
+        # Ctrl-C ends workers too.  Their end must not be told in its place, while its
+        # exception is on the way out.
+        is_interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)
         try:
             self.torchs_handler(number, frame)
         except RuntimeError as error:
+            if is_interrupted:
+                return
             for deaths in list(_WATCHED):
                 death = deaths.explain(error)
                 if death is not None:

@@ -328,6 +328,38 @@ def begin_to_read(gate, pipe):
     pipe.send(len(multiprocessing.active_children()))
 
 
+def kill_and_wait(worker):
+    worker.kill()
+    # The signal of its end is handled between two instructions, as soon as it is there.
+    while psutil.pid_exists(worker.pid) and worker.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    for _ in range(10):
+        time.sleep(0.01)
+
+
+def kill_on_the_way_out(error, worker):
+    try:
+        raise error
+    finally:
+        kill_and_wait(worker)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (ValueError(), LoaderError)],
+)
+def test_the_end_of_a_worker_is_not_told_in_the_place_of_ctrl_c(error, told):
+    """Ctrl-C ends both, and the signal of the worker's end comes on the way out."""
+    others = psutil.Process().children()
+    batches = iter(build_loader(Slow(), batch_size=2, num_workers=2))
+    next(batches)
+    workers = [child for child in psutil.Process().children() if child not in others]
+
+    with pytest.raises(told):
+        kill_on_the_way_out(error, workers[0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["process", "group"])
 def test_ctrl_c_while_workers_are_started_is_not_lost(send):
