@@ -18,7 +18,7 @@ from loaderkit.budget.step.estimate import estimate, upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.step_errors import error_of_step
 from loaderkit.budget.step.track import track_step
-from loaderkit.budget.step.unknown_values import costliest_answers
+from loaderkit.budget.step.unknown_values import TrackedAnswers, costliest_answers
 from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
@@ -171,6 +171,10 @@ class BatchCostModel:
         """Track the batch of some rows, and give the likely peak on any device."""
         return self._track_batch(rows).likely
 
+    def error_of(self, rows: list[int]) -> float:
+        """Hold the prediction for the batch of some rows against the tracked batch."""
+        return prediction_error(self.predict(rows), [self.track_likely_peak(rows)])
+
     def _track_batch(self, rows: list[int]) -> TrackedPeak:
         """Track a batch, unless it was tracked already."""
         key = tuple(rows)
@@ -320,9 +324,7 @@ def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:
     if size <= _COMPARED_SAMPLES:
         return cost_model.peak_model.error
     rows = cost_model.samples.worst_rows(cost_model.peak_model, size)
-    peak = cost_model.track_likely_peak(rows)
-    error_here = prediction_error(cost_model.predict(rows), [peak])
-    return max(cost_model.peak_model.error, error_here)
+    return max(cost_model.peak_model.error, cost_model.error_of(rows))
 
 
 def _fit_small_steps(
@@ -352,8 +354,10 @@ def _fit_steps_of(
         for number, count in enumerate(_samples_of_steps(samples))
     ]
     sizes = [samples.batch_sizes(rows) for rows in batches]
-    assumed = _answers_to_plan_for(model, samples.join(batches[-1]), step)
-    logs = [_track(model, samples.join(rows), step, assumed) for rows in batches]
+    *others, last = batches
+    assumed, last_log = _track_to_plan_for(model, samples.join(last), step)
+    logs = [_track(model, samples.join(rows), step, assumed) for rows in others]
+    logs.append(last_log)
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
     cost_model = BatchCostModel(model, samples, step, peak_model, assumed)
@@ -368,27 +372,33 @@ def _fit_steps_of(
     return cost_model.with_fewest_samples()
 
 
-def _answers_to_plan_for(model: torch.nn.Module, batch: Any, step: Step) -> Assumed:
-    """Choose what unknown values are taken for: a step takes most with it, or runs."""
+def _track_to_plan_for(
+    model: torch.nn.Module, batch: Any, step: Step
+) -> TrackedAnswers:
+    """Track a step with the answers with which it takes most, or with which it runs.
+
+    Raises:
+        StepError: It runs with none.
+    """
     try:
         log = track_step(model, batch, step)
     except Exception:  # noqa: BLE001 -- a branch may not fit its batch
         for assumed in (Assumed(share=0.0), LEAST):
             with contextlib.suppress(Exception):
-                track_step(model, batch, step, assumed=assumed)
-                return assumed
-        return MOST  # whose error is told
+                return TrackedAnswers(
+                    assumed, track_step(model, batch, step, assumed=assumed)
+                )
+        return TrackedAnswers(MOST, _track(model, batch, step, MOST))  # tells the error
     return costliest_answers(model, batch, step, log)
 
 
 def _error_of_batch(cost_model: BatchCostModel, rows: list[int]) -> float:
     """Hold a prediction against the tracked batch."""
     try:
-        peak = cost_model.track_likely_peak(rows)
+        return cost_model.error_of(rows)
     except StepError:
         # Too few samples for this step, which ran with those that it was fitted to.
         return 0.0
-    return prediction_error(cost_model.predict(rows), [peak])
 
 
 def _track(model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed) -> Log:

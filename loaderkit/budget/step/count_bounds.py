@@ -20,6 +20,8 @@ from loaderkit.budget.step.call_arguments import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch._ops import OpOverload
 
     from loaderkit.budget.step.call_arguments import Args, Kwargs
@@ -83,17 +85,24 @@ class CountBounds:
         """Forget a storage that is freed."""
         self._most_overwritten.pop(key, None)
 
-    def note(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
+    def note(
+        self,
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
+        operands: Sequence[torch.Tensor],
+        out: Any,
+    ) -> None:
         """Bound the counts that an operator made.
 
         Args:
             func: The operator.
             args: Its positional arguments.
             kwargs: Its named ones.
+            operands: The tensors among them.
             out: What it gave for them.
         """
         outputs = [t for t in tensors_in(out) if isinstance(t, FakeTensor)]
-        operands = tensors_in((args, kwargs))
         is_about_counts = any(map(_is_integer, outputs))
         if not (is_about_counts or any(map(self._is_count, operands))) or not operands:
             return

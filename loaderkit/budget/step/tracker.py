@@ -518,7 +518,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if len(real) < len(operands):
             out = self._run_with_fakes(func, types, args, kwargs)
             out = LAYOUTS.corrected(func, args, kwargs, operands, out)
-            self._counts.note(func, args, kwargs, out)
+            self._counts.note(func, args, kwargs, operands, out)
         elif not operands and _makes_fake_floats(func, args, kwargs):
             with self.fake:
                 out = func(*args, **kwargs)

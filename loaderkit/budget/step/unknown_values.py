@@ -55,7 +55,7 @@ def track_other_answers(
 
 def costliest_answers(
     model: torch.nn.Module, batch: Any, step: Step, log: Log
-) -> Assumed:
+) -> TrackedAnswers:
     """Find the answers with which a step takes most.
 
     Args:
@@ -65,13 +65,13 @@ def costliest_answers(
         log: The step as it was tracked with all chosen and all conditions met.
 
     Returns:
-        These answers; those of the log where it asks for no unknown value.
+        The step with these; as it was, where it asks for no unknown value.
     """
+    as_it_was = TrackedAnswers(MOST, log)
     if not has_assumption(log, (ALL_CHOSEN, SCALAR)):
-        return MOST
-    tracked = [TrackedAnswers(MOST, log)]
-    tracked += track_other_answers(model, batch, step, log)
-    return max(tracked, key=_bytes_of_all_phases).assumed
+        return as_it_was
+    others = track_other_answers(model, batch, step, log)
+    return max([as_it_was, *others], key=_bytes_of_all_phases)
 
 
 def _bytes_of_all_phases(tracked: TrackedAnswers) -> int:
