@@ -500,26 +500,36 @@ def check_number(name: str, value: object, *, least: float) -> float:
         OptionError: It is no number, not finite, or too small.
     """
     wanted = f"a finite number of at least {least:g}"
-    if isinstance(value, str):
-        raise refuse_value(name, value, wanted, _number_in(value, least))
-    if isinstance(value, bool):
-        raise refuse_value(name, value, wanted, least)
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise refuse_value(name, value, wanted, least) from None
-    if not math.isfinite(number) or number < least:
-        raise refuse_value(name, value, wanted, least)
+    number = _finite_number(value)
+    if isinstance(value, str) or number is None or number < least:
+        is_meant = isinstance(value, str) and number is not None and number >= least
+        raise refuse_value(name, value, wanted, number if is_meant else least)
     return number
 
 
-def _number_in(text: str, least: float) -> float:
-    """Read the number that was written as a text; ``least`` where it is none."""
+def check_positive(name: str, value: object) -> float:
+    """Take a finite number above 0.
+
+    Raises:
+        OptionError: It is no number, not finite, or not above 0.
+    """
+    number = _finite_number(value)
+    if isinstance(value, str) or number is None or number <= 0:
+        is_meant = isinstance(value, str) and number is not None and number > 0
+        example = number if is_meant else 1.0
+        raise refuse_value(name, value, "a finite number above 0", example)
+    return number
+
+
+def _finite_number(value: object) -> float | None:
+    """Read a number, also one that was written as a text; None where it is none."""
+    if isinstance(value, bool):
+        return None
     try:
-        number = float(text)
-    except ValueError:
-        return least
-    return number if math.isfinite(number) and number >= least else least
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_truth(name: str, value: object) -> bool:

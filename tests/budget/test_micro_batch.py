@@ -1,6 +1,7 @@
 """Gradients of pieces equal the whole's, also after running out of memory."""
 
 import contextlib
+import copy
 import gc
 import resource
 import sys
@@ -22,7 +23,7 @@ from torch_geometric.nn import GCNConv
 from loaderkit import MicroBatcher, oom_guard, transactional_step
 from loaderkit.budget.cutting import count_samples, cut, weight_of
 from loaderkit.budget.pieces.micro_batch import StepResult
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
 from loaderkit.memory.process import malloc_heap
 
 
@@ -391,16 +392,111 @@ def test_batches_of_every_form_are_cut():
 
 def test_wrong_arguments_are_refused():
     model = deep().double()
-    with pytest.raises(ValueError, match="must be at least 1"):
-        MicroBatcher(model, plain(model), micro_batch=0).step(BATCH[0])
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="of at least 1"):
         next(MicroBatcher(model, plain(model)).windows([], 0))
-    with pytest.raises(ValueError, match="weigh must be one of"):
-        MicroBatcher(model, plain(model), weigh="words").step(BATCH[0].double())
     with pytest.raises(ValueError, match="to be cut"):
         count_samples("text")
     with pytest.raises(ValueError, match="a mask, lengths"):
         weight_of({"x": torch.zeros(3)}, "tokens")
+
+
+WRONG_OPTIONS = {
+    "micro_batch": [0, -3, 2.5, "4", True, [2]],
+    "weigh": ["words", "token", 3, None],
+    "clip_norm": [0, -1, "0.5", True, float("inf"), float("nan"), [1]],
+    "scaler": [True, "gradscaler", torch.amp.GradScaler],
+    "autocast": [True, "bf16", "float16", torch.float32, torch.int8],
+    "independent": [None, 0, "no", "False"],
+    "verify": [None, 1, "yes", 2.0],
+}
+"""Of ``MicroBatcher``; what other libraries take for these, and mistyped values."""
+
+
+@pytest.mark.parametrize("option", WRONG_OPTIONS)
+def test_an_option_with_a_wrong_value_is_refused_when_it_is_given(option):
+    model = deep().double()
+    for value in WRONG_OPTIONS[option]:
+        with pytest.raises(OptionError, match=f"^{option} must be") as raised:
+            MicroBatcher(model, plain(model), **{option: value})
+        advised = eval(f"dict({raised.value.fix})", {"torch": torch})
+        assert list(advised) == [option]
+        MicroBatcher(model, plain(model), **advised)
+
+
+def descent(model, *others):
+    return torch.optim.SGD([*model.parameters(), *others], lr=0.1)
+
+
+def _replaced_head(model):
+    optimizer = descent(model)
+    model[-1] = nn.Linear(model[-1].in_features, 3)
+    return model, optimizer
+
+
+def _frozen_trunk(model):
+    model[0].requires_grad_(requires_grad=False)
+    return model, descent(model[-1])
+
+
+OPTIMIZERS = {
+    "the model's": (lambda model: (model, descent(model)), "trains"),
+    "of a part": (lambda model: (model, descent(model[-1])), "trains"),
+    "of a part, the others frozen": (_frozen_trunk, "trains"),
+    "of a copy": (lambda model: (model, descent(copy.deepcopy(model))), "refused"),
+    "of one built again": (lambda model: (model, descent(deep())), "refused"),
+    "of one whose head was replaced": (_replaced_head, "warned of"),
+    "of two": (
+        lambda model: (model, descent(model, nn.Parameter(ONE))),
+        "trains",
+    ),
+}
+"""How an optimizer was made beside a model, and what becomes of it."""
+ONE = torch.ones(())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_of_another_model_is_told(name):
+    make, expected = OPTIMIZERS[name]
+    model, optimizer = make(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1)))
+    if expected == "refused":
+        with pytest.raises(OptionError, match="none of the parameters") as raised:
+            MicroBatcher(model, optimizer)
+        code = raised.value.fix.partition("=")[2]
+        optimizer = eval(code, {"torch": torch, "model": model})
+    before = [p.detach().clone() for p in model.parameters()]
+    warns = pytest.warns(RuntimeWarning, match="was probably replaced")
+
+    with warns if expected == "warned of" else contextlib.nullcontext():
+        MicroBatcher(model, optimizer, lambda out: out.pow(2).mean()).step(
+            torch.ones(2, 6)
+        )
+
+    assert any(not p.equal(b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_loss_that_is_learned_trains_beside_the_model_or_alone():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, output):
+            return (output * self.scale).pow(2).mean()
+
+    model, loss = nn.Linear(6, 1), Scaled()
+    both = [*model.parameters(), *loss.parameters()]
+    for parameters in (both, loss.parameters()):
+        before = loss.scale.item()
+        sgd = torch.optim.SGD(parameters, lr=0.1)
+        MicroBatcher(model, sgd, loss).step(torch.ones(2, 6))
+        assert loss.scale.item() != before
+
+    model.requires_grad_(requires_grad=False)
+    sgd = torch.optim.SGD(loss.parameters(), lr=0.1)
+    MicroBatcher(model, sgd, lambda out: loss(out)).step(torch.ones(2, 6))
+    other = torch.optim.SGD(nn.Linear(6, 1).parameters(), lr=0.1)
+    with pytest.raises(BudgetError, match="trains nothing"):
+        MicroBatcher(model, other, loss).step(torch.ones(2, 6))
 
 
 class RunsOutOnOneRank(nn.Module):

@@ -8,6 +8,7 @@ back, its frames let go, and it is tried again in halves.
 from __future__ import annotations
 
 import functools
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import show_value, suggest_keywords
+from loaderkit.arguments import check_integer, suggest_keywords
 from loaderkit.budget.cutting import (
     count_samples,
     cut,
@@ -24,6 +25,12 @@ from loaderkit.budget.cutting import (
 )
 from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
+from loaderkit.budget.pieces.options import (
+    check_gradients,
+    check_model_and_optimizer,
+    check_pieces,
+    check_step_options,
+)
 from loaderkit.budget.pieces.ranks import (
     agreed,
     average_gradients,
@@ -40,10 +47,9 @@ from loaderkit.budget.pieces.step_state import (
     take_grads,
 )
 from loaderkit.budget.pieces.update import Update
-from loaderkit.budget.step.train_step import call_model, check_loss, loss_of
-from loaderkit.errors import BudgetError, OptionError
+from loaderkit.budget.step.train_step import call_model, loss_of
+from loaderkit.errors import BudgetError
 from loaderkit.memory.release import release
-from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import HasCard
 from loaderkit.operations import refuse_new_attributes
 from loaderkit.units import count_of
@@ -124,18 +130,19 @@ class MicroBatcher:
     """Pieces tried again so far."""
     _steps_in_pieces: int = field(default=0, init=False, repr=False)
     _compare_at: int = field(default=1, init=False, repr=False)
+    _has_checked_gradients: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        mistake = mistaken_for_model(self.model)
-        if mistake is not None:
-            fix = "MicroBatcher(model, optimizer, loss)"
-            raise OptionError(mistake.what, why=mistake.why, fix=fix)
-        if not hasattr(self.optimizer, "step"):
-            message = f"optimizer has no step(): {show_value(self.optimizer)}."
-            why = "it is called once for all pieces of a batch"
-            fix = "optimizer=torch.optim.AdamW(model.parameters())"
-            raise OptionError(message, why=why, fix=fix)
-        check_loss(self.loss)
+        check_model_and_optimizer(self.model, self.optimizer, self.loss)
+        check_pieces(self.micro_batch, self.weigh)
+        check_step_options(
+            self.clip_norm,
+            self.scaler,
+            self.autocast,
+            device=device_of(self.model),
+            independent=self.independent,
+            verify=self.verify,
+        )
 
     def step(self, batch: Any) -> StepResult:
         """Train on one batch.
@@ -167,9 +174,7 @@ class MicroBatcher:
         Raises:
             ValueError: The size is not positive.
         """
-        if size < 1:
-            message = f"size must be at least 1, got {size}."
-            raise OptionError(message, why="a step takes batches", fix="size=1")
+        check_integer("size", size, least=1)
         window: list[Any] = []
         for batch in batches:
             window.append(batch)
@@ -194,6 +199,11 @@ class MicroBatcher:
         broadcast_buffers(self.model)
         result = agreed(self.model, lambda: self._run_pieces(pieces, window))
         average_gradients(self.model)
+        if not self._has_checked_gradients:
+            text = check_gradients(self.model, self.optimizer)
+            self._has_checked_gradients = True
+            if text:
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
         if result.retries:
             self.micro_batch = pieces.size
             self.retries += result.retries
@@ -337,9 +347,7 @@ class _Pieces:
         weigh: str | Callable[[Any], float],
         independent: bool,  # noqa: FBT001 -- the last of a private list
     ) -> None:
-        if size is not None and size < 1:
-            message = f"micro_batch must be at least 1, got {size}."
-            raise OptionError(message, why="a piece has samples", fix="micro_batch=1")
+        check_pieces(size, weigh)
         self.model, self.backward, self.size = model, backward, size
         self.weigh, self.independent = weigh, independent
         self.parameters = [p for p in model.parameters() if p.requires_grad]

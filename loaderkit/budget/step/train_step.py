@@ -324,8 +324,10 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
 
 
 def _takes_two(loss: Callable[..., Any]) -> bool:
+    # A module's own call takes anything, and hands it on.
+    called = loss.forward if isinstance(loss, torch.nn.Module) else loss
     try:
-        parameters = inspect.signature(loss).parameters.values()
+        parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
         # Built-in functions do not tell; losses of torch take two.
         return True
