@@ -209,12 +209,15 @@ class ColumnReader:
             values[number] = part.values
             starts, lengths = part_ranges.starts, part_ranges.lengths
             if not part.offsets_are_checked and not part.contains(part_ranges):
+                # Any of its shards may be the one; ``verify`` says which.
                 shard = part_ranges.unique_shards[0]
                 raise damaged_offsets(self._shards, shard, self.name)
             if isinstance(part.values, ChunkedValues):
                 decompressed = part.values.decompress(starts, lengths)
                 if decompressed is not None:
                     values[number], moved[number] = decompressed
+            # Files that fit memory are left to the kernel: it keeps their pages, and a
+            # call for each range of pages would cost more than finding them there.
             elif self._shards.larger_than_memory and isinstance(
                 part.values, np.ndarray
             ):
@@ -230,6 +233,7 @@ class ColumnReader:
             if has_many_shapes or (self._stacked and column.offsets):
                 return None
             row_shapes |= self._row_shapes_in_group(group, column)
+        # None too where no shard has the column, as in a cache without samples.
         return row_shapes.pop() if len(row_shapes) == 1 else None
 
     @cached_property
@@ -255,8 +259,10 @@ class ColumnReader:
                     part_of_shard[shards] = first_shard
 
         is_present = part_of_shard != ABSENT
+        # np.unique sorts: parts are numbered in the order of their first shards.
         first_shards, parts = np.unique(part_of_shard[is_present], return_inverse=True)
         part_of_shard[is_present] = parts
+        # A small number in place of 8 bytes a shard: batches compare it, and hash it.
         key = self._shards.number_of(part_of_shard.tobytes())
         numbers: list[int] = first_shards.tolist()
         if len(numbers) == 1 and is_present.all():
@@ -294,6 +300,8 @@ class ColumnReader:
 
         start, stop = part.offsets[sample : sample + 2].tolist()
         length = stop - start
+        # Seen here even where all offsets were checked on opening: a slice of numpy's
+        # would not complain, and give fewer rows, or those of another sample.
         if start < 0 or length < 0 or stop > part.values.shape[0]:
             raise damaged_offsets(self._shards, shard, self.name)
         self._ask_for_pages(part, start, length)
@@ -329,7 +337,9 @@ class ColumnReader:
         numbers: NDArray[Any] = values.take(rows, axis=0)
         wrong = part.first_out_of_bounds(numbers, shards)
         if wrong is not None:
-            sample = wrong // (numbers.size // len(numbers))
+            # ``wrong`` counts single numbers, of which a sample may have k.
+            numbers_per_sample = numbers.size // len(numbers)
+            sample = wrong // numbers_per_sample
             shard = int(shards[sample])
             column = self._shards.manifest.shards[shard].columns[self.name]
             why = (
@@ -342,6 +352,8 @@ class ColumnReader:
     def _ask_for_pages(self, part: ShardPart, start: int, length: int) -> None:
         """Read the pages of one run together, where the files exceed memory."""
         if self._shards.larger_than_memory and isinstance(part.values, np.ndarray):
+            # A new one each time, which has no run before this one to go on from: the
+            # next single sample may be anywhere.
             PageReadAhead().ask(part.values, np.array([start]), np.array([length]))
 
     def _groups_with_column(self) -> Iterator[tuple[ShardGroup, ColumnSchema]]:
@@ -355,9 +367,13 @@ class ColumnReader:
         """Find shards whose rows can be read as one array, at least two each time."""
         for layout, groups in self._group_alike_rows().items():
             row_bytes = bytes_of_row(layout.dtype, layout.row_shape)
-            if not row_bytes or sum(len(rows.of_shards) for rows in groups) < 2:
+            shard_count = sum(len(rows.of_shards) for rows in groups)
+            # Rows without a byte have no address; a shard alone is mapped as it is.
+            if not row_bytes or shard_count < 2:
                 continue
             of_shards = np.concatenate([rows.of_shards for rows in groups])
+            # Groups take turns in the cache; rows lie in the order of the shards, so
+            # that one epoch in order goes through the addresses in order.
             of_shards = of_shards[of_shards["shard"].argsort()]
             starts, counts = of_shards["start"], of_shards["count"]
             fits = can_be_placed(starts, counts, row_bytes, mmap.PAGESIZE)
@@ -382,6 +398,7 @@ class ColumnReader:
         for group, column in self._groups_with_column():
             array = group.schema.array[column.values]
             every_sample_has_rows = column.rows is None and column.shapes is None
+            # Compressed chunks are undone into memory of their own, wherever they lie.
             if not every_sample_has_rows or array.chunk_index is not None:
                 continue
             of_shards = self._describe_rows(group, column)
@@ -446,6 +463,8 @@ class ColumnReader:
             ragged = of_shards[of_shards["has_offsets"]]
             starts, counts = ragged["offset_start"], ragged["offset_count"]
             offsets = join_arrays("<i8", (), starts, counts)
+            # The values stay as parts then, too: a batch that looks rows up shard by
+            # shard gains nothing from values in one array.
             if offsets is None:
                 return None
         return JoinedPart(
@@ -487,6 +506,7 @@ class ColumnReader:
         if self._shards.larger_than_memory and isinstance(values, np.ndarray):
             read_at_random(values)
 
+        # Without offsets rows follow from the sample's number, which was checked.
         offsets_are_checked = True
         if offsets is not None:
             offsets_are_checked = are_few_enough_to_check(offsets)

@@ -55,6 +55,8 @@ sample.  Chosen: eight times the 128 KiB that are written at most."""
 ALIGNMENT = 64
 """Every mapped array starts at a multiple of this many bytes (a cache line)."""
 
+# All that HDF5 and numpy write alike.  Big-endian values are turned when packed,
+# bfloat16 and the 8-bit floats travel as integers (loaderkit.datasets.dtypes).
 DTYPES = frozenset(
     "|b1 |i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8 <c8 <c16".split()  # noqa: SIM905
 )
@@ -226,6 +228,8 @@ def check_shard(shard: Shard) -> None:
         msg = f"{shard.file!r} is not the name of a shard"
         raise ValueError(msg)
     number = int(shard.file.partition("-")[0])
+    # The name is what other caches, mirrors and a build that goes on take for granted:
+    # equal names, equal bytes.
     if not _XXH3.fullmatch(shard.xxh3) or shard.file != shard_name(number, shard.xxh3):
         msg = f"{shard.file!r} is not named after its checksum {shard.xxh3}"
         raise ValueError(msg)
@@ -255,6 +259,8 @@ def _check_array(name: str, array: Array) -> None:
         msg = f"array {name!r} has {len(array.shape)} axes"
         raise ValueError(msg)
     _check_counts(*array.shape, array.offset or 0, array.chunk_rows or 0)
+    # Each axis alone may be small enough, and their product not.  It is one of Python's
+    # integers here, which do not wrap around as numpy's will.
     if array.nbytes >= MOST_COUNT:
         msg = f"an array of shape {array.shape} cannot be"
         raise ValueError(msg)
@@ -273,11 +279,14 @@ def _check_chunks(shard: Shard, name: str, array: Array) -> None:
     index = None
     if array.chunk_index is not None:
         index = shard.arrays.get(array.chunk_index)
-    fits = index is not None and index.dtype == "<i8" and index.offset is not None
-    if not fits or index is None or not array.chunk_rows or not array.shape:
+    # The index itself is never in chunks: it would need an index to be found.
+    has_index = index is not None and _is_mapped_integers(index)
+    if not has_index or index is None or not array.chunk_rows or not array.shape:
         msg = f"array {name!r} is in chunks, but no index says where they lie"
         raise ValueError(msg)
+    # Rounded up: the last chunk may have fewer rows.
     chunk_count = -(-array.shape[0] // array.chunk_rows)
+    # A chunk is undone whole, so this is what a manifest can make a reader allocate.
     max_bytes = MOST_SHARED_CHUNK_BYTES
     if array.chunk_rows == 1:
         # A sample that is larger than that has a chunk, and swells to itself.
@@ -296,27 +305,36 @@ def _check_column(shard: Shard, name: str, column: Column) -> None:
         msg = f"the rows of column {name!r} are no list"
         raise ValueError(msg)
     values = shard.arrays[column.values]
+    # Readers compare with both bounds or with none.
     has_one_bound = (column.low is None) != (column.high is None)
     has_integers = values.dtype[1] in "iu"
     if has_one_bound or (column.low is not None and not has_integers):
         msg = f"the bounds of column {name!r} in {shard.file} make no sense"
         raise ValueError(msg)
+    # The first of a column's arrays is its values, which may be of any dtype.
     index_arrays = [shard.arrays[array] for array in column.arrays[1:]]
-    are_mapped_integers = all(
-        array.dtype == "<i8" and array.offset is not None for array in index_arrays
-    )
+    are_mapped_integers = all(_is_mapped_integers(array) for array in index_arrays)
     if not are_mapped_integers or not _have_fitting_shapes(shard, column):
         msg = f"the arrays of column {name!r} in {shard.file} do not fit each other"
         raise ValueError(msg)
 
 
+def _is_mapped_integers(array: Array) -> bool:
+    """Tell whether an array can be an index: every batch reads it where it lies."""
+    return array.dtype == "<i8" and array.offset is not None
+
+
 def _have_fitting_shapes(shard: Shard, column: Column) -> bool:
     """Tell whether the shapes of a column's arrays can be those of one column."""
-    samples, values = shard.samples_with(column), shard.arrays[column.values]
+    samples = shard.samples_with(column)
+    values = shard.arrays[column.values]
+    # Values are rows end to end: even those of numbers have an axis.
     if samples > shard.samples or not values.shape:
         return False
     if column.offsets is None:
         return column.shapes is None and values.shape[0] == samples
+    # What the offsets say is not known here: they are in the file, and are held against
+    # the number of rows when it is opened.
     if shard.arrays[column.offsets].shape != (samples + 1,):
         return False
     if column.shapes is None:

@@ -93,7 +93,10 @@ def write_manifest(manifest: Manifest) -> str:
     """Write a manifest as JSON text that carries its own checksum."""
     content = _content_of(manifest)
     head = {"format": FORMAT, "version": VERSION, "checksum": _checksum_of(content)}
-    return f"{json.dumps(head)[:-1]}, {_CONTENT}{content}}}\n"
+    # The content goes in as the text that the checksum was taken of: it is not written
+    # twice, and a reader finds it so (``_has_checksum``).
+    head_without_brace = json.dumps(head)[:-1]
+    return f"{head_without_brace}, {_CONTENT}{content}}}\n"
 
 
 def generation_of(manifest: Manifest) -> str:
@@ -110,6 +113,7 @@ def _content_of(manifest: Manifest) -> str:
         "compression": manifest.compression,
         "sources": None if manifest.sources is None else asdict(manifest.sources),
     }
+    # NaN is no JSON, and other readers of the file would refuse it: better now.
     return json.dumps(fields, separators=(",", ":"), allow_nan=False)
 
 
@@ -129,10 +133,12 @@ def read_manifest(manifest_text: str, *, where: str) -> Manifest:
     """
     try:
         envelope = json.loads(manifest_text)
+    # RecursionError: a file of 100,000 opening brackets.
     except (ValueError, RecursionError) as error:
         raise _damaged_manifest(where, f"it is not JSON ({error})") from None
     if not isinstance(envelope, dict) or envelope.get("format") != FORMAT:
         raise _damaged_manifest(where, f'it has no "format": "{FORMAT}"')
+    # The version before the checksum: other versions may compute that otherwise.
     version = envelope.get("version")
     if version == 1:
         message = f"{where} has format version 1; this loaderkit reads 2 to {VERSION}."
@@ -205,6 +211,7 @@ def _shards_from_json(content: object, version: int) -> ShardTable:
     if version != _VERSION_OF_OBJECTS:
         return ShardTable.from_json(content)
     table = ShardTable.of(shard_from(shard) for shard in list_of_values(content))
+    # What only the shards together can break; ``from_json`` does so by itself.
     table.check()
     return table
 
@@ -218,6 +225,7 @@ def _sources_from_json(content: object) -> SourceFiles | None:
         bytes=integer(fields["bytes"]),
         xxh3=text(fields["xxh3"]),
     )
+    # The name is opened below the cache's folder: "../../etc/passwd" is none of ours.
     is_named_after_content = sources.file == sources_name(sources.xxh3)
     if (
         not is_named_after_content
@@ -230,6 +238,8 @@ def _sources_from_json(content: object) -> SourceFiles | None:
 
 
 def _checksum_of(content: str) -> str:
+    # json.dumps writes ASCII.  What another program made of it may hold lone surrogates
+    # as they are, which Python takes names of files for that are not UTF-8 (PEP 383).
     return xxhash.xxh3_128_hexdigest(content.encode("utf-8", "surrogatepass"))
 
 

@@ -110,6 +110,8 @@ def verify(
         manifest = load_manifest(folder)
     except CacheError as error:
         return _verification(str(path), [error])
+    # One damaged shard is no reason to stop: whoever packs again, or copies files back,
+    # wants to know all of them.
     findings: list[str | CacheError] = []
     hashed_bytes = 0
     for shard in manifest.shards:
@@ -129,6 +131,8 @@ def verify(
 def _verify_stored(storage: Storage) -> Verification:
     try:
         manifest = load_remote_manifest(storage)
+        # One list of all sizes: a file that was cut short is known without reading
+        # its gigabytes.
         sizes = storage.sizes()
     except CacheError as error:
         return _verification(storage.url, [error])
@@ -153,6 +157,8 @@ def _verification(
 def _find_damage_in_folder(folder: Path, shard: Shard) -> CacheError | None:
     """Say what is wrong with one shard; None when nothing is."""
     try:
+        # In the order of their cost, and the offsets last: those of a file that is not
+        # what was packed would only be a second name for the same damage.
         check_size(folder, shard)
         check_digest(folder, shard)
         _check_offsets(folder, shard)
@@ -168,10 +174,12 @@ def _check_offsets(folder: Path, shard: Shard) -> None:
         if column.offsets is None:
             continue
         array = shard.arrays[column.offsets]
+        # Offsets are mapped, never in chunks (layout.py): "or" is for the type checker.
         start = array.offset or 0
         offsets = mapped[start : start + array.nbytes].view("<i8")
         row_count = shard.arrays[column.values].shape[0]
         is_falling = bool((np.diff(offsets) < 0).any())
+        # Not damage on the disk, since the checksum holds: whoever packed it did so.
         if offsets[0] != 0 or offsets[-1] != row_count or is_falling:
             message = (
                 f"The offsets of column {name!r} in {shard.file} do not fit its values."

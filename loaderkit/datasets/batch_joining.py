@@ -82,6 +82,8 @@ class BatchJoining(SampleReading[T]):
         if unread and self.reads_cache:
             return LazySamples.of(self, numbers)
         samples = self.read_together(numbers.tolist())
+        # If it is our ``collate`` that gets this list, it says so, and the next one is
+        # given unread: see ``_expect_more_of``.
         if self.reads_cache:
             LAST_GIVEN.note(samples, self)
         return samples
@@ -127,6 +129,7 @@ class BatchJoining(SampleReading[T]):
         cached = self._rows_in_cache(numbers)
         recipe = self._recipe_for(cached)
         if recipe is None:
+            # Through ``self[row]``, which a subclass or ``transform`` may have changed.
             samples = [self[row] for row in numbers.tolist()]
             note_others(page_locked)
             return self._join_samples(samples)
@@ -162,6 +165,8 @@ class BatchJoining(SampleReading[T]):
         if not isinstance(samples, list):
             return samples
         follow, exclude = follow_batch or (), exclude_keys or ()
+        # A list that was filled has forgotten its dataset: whoever filled it may have
+        # changed samples, which count then.
         if isinstance(samples, LazySamples) and self._joins_like(samples.dataset):
             if len(samples.rows) and is_ours(samples.dataset.batch):
                 return samples.dataset._batch_of_rows(
@@ -182,6 +187,8 @@ class BatchJoining(SampleReading[T]):
                 a concatenation.
         """
         joining = copy.copy(self)
+        # A state of its own: a shallow copy would share it, and this dataset's own
+        # batches would be joined like the concatenation's from then on.
         joining._loaderkit = replace(self._loaderkit, beside=tuple(others))
         return joining
 
@@ -223,6 +230,8 @@ class BatchJoining(SampleReading[T]):
     def _check_pad_names(self, batch: Any, pad_value: Mapping[str, Number]) -> None:
         """Check once what ``pad_value`` names: by the cache, or by the first batch."""
         state = self._loaderkit
+        # By identity: what was set anew is checked anew, and comparing mappings would
+        # cost every batch.
         if state.checked_pad_value is pad_value:
             return
         if self.reads_cache:
@@ -241,6 +250,7 @@ class BatchJoining(SampleReading[T]):
             )
             raise OptionError(message, why="it is one number", fix=fix)
         numbers = normalize_indices(rows, len(self))
+
         if not len(numbers):
             message = "a batch needs at least one row, got none."
             why = "nothing says how no samples are joined"
@@ -293,6 +303,8 @@ class BatchJoining(SampleReading[T]):
         """
         datasets = (self, *self._loaderkit.beside)
         caches = [part._open_cache() for part in datasets if part.reads_cache]
+        # Asked of the caches and not of the batch: a field that happens to have one
+        # length in one batch must be joined there as in the others.
         if caches:
             return joining_of(self._shapes_in(caches), path, values)
         is_by_field = isinstance(self.pad_value, Mapping)
@@ -304,6 +316,7 @@ class BatchJoining(SampleReading[T]):
         if len(caches) == 1:
             return caches[0].field_shapes
         known = self._loaderkit.joint_shapes
+        # A cache may have been opened anew since, as after unpickling in a worker.
         if known is None or known.caches != caches:
             shapes = together(cache.field_shapes for cache in caches)
             known = JointShapes(caches, shapes)

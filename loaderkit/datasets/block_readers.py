@@ -60,12 +60,15 @@ class EncodedSpan:
             key: What it is called.
             sample: Its values; its key is added to them.
         """
+        # Layouts are one object for each tree (``SampleEncoder``), hashed by identity:
+        # a tree would be hashed whole, for each sample.
         layout = sample.layout
         number = self._numbers.get(layout)
         if number is None:
             number = self._numbers[layout] = len(self.trees)
             self.trees.append(layout.tree)
             self.first_keys.append(key)
+        # A key may be the name of a file that is not UTF-8: a lone surrogate in Python.
         key_bytes = key.encode("utf-8", "surrogatepass")
         values = [*sample.values, key_bytes]
         shapes = layout.pack_shapes(*sample.shapes, len(key_bytes))
@@ -167,6 +170,8 @@ def read_span(
     source = job.numbered_source
     encoder = encoder or SampleEncoder()
     with warnings.catch_warnings():
+        # PyG's, where it has to guess a graph's number of nodes.  ``encode`` asks each
+        # store for it, and keeps what PyG answers; the user has asked nothing.
         warnings.filterwarnings("ignore", message="Unable to accurately infer")
         for row in rows:
             _encode_one(job, source, row, encoder, span)
@@ -185,6 +190,7 @@ def digests_of_rows(job: PackJob, rows: range, tracker: FileTracker) -> EncodedS
     span, encoder = EncodedSpan(rows.start), SampleEncoder()
     for row in rows:
         read_span(job, range(row, row + 1), tracker, encoder=encoder, into=span)
+        # The hash is taken: no more than one sample's values are in memory.
         span.block = Block()
     return span
 
@@ -228,6 +234,8 @@ def _encode_one(
     key = source.key(row)
     try:
         encoded = encoder.encode(read_sample(source, row, job.seed))
+    # SystemExit: a library that calls sys.exit() in ``load`` would end a worker without
+    # a word about the sample.  A Ctrl-C goes through.
     except (Exception, SystemExit) as error:
         what = f"Sample {key!r} (row {row:,} of {len(source):,})"
         raise about_sample(what, error) from error
@@ -248,6 +256,7 @@ def about_sample(what: str, error: BaseException) -> LoaderkitError:
     """
     if isinstance(error, DatasetError):
         return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.advice)
+    # A disk that is full, a cache that is damaged: that is about no sample.
     if isinstance(error, LoaderkitError):
         return error
     message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"

@@ -91,6 +91,8 @@ class CachedSamples(Generic[T]):
         Raises:
             NotImplementedError: The subclass does not say.
         """
+        # Two who miss keys(): somebody who opened a packed cache, and the author of a
+        # subclass.  Their next steps have nothing in common.
         if self.cache is not None and type(self).load is CachedSamples.load:
             message = f"{type(self).__name__} has no keys: its samples have numbers."
             why = "its cache was packed before, and is read by rows"
@@ -123,6 +125,7 @@ class CachedSamples(Generic[T]):
         ``load`` and the keys.  What ``transform`` does is not in it.
         """
         digest = xxhash.xxh3_128()
+        # Not Python's hash(): that of texts differs from process to process.
         if self.cache is None:
             digest.update(repr(KeyedSource(self).fingerprint()).encode())
         else:
@@ -141,7 +144,7 @@ class CachedSamples(Generic[T]):
             return None
         store = self._open_cache().store
         mirror, manifest = store.mirror, store.manifest
-        assert mirror is not None
+        assert mirror is not None  # a store of a RemoteCache has one
         is_missing = np.zeros(len(manifest.shards), bool)
         is_missing[mirror.missing()] = True
         shard_of_row = np.repeat(
@@ -185,6 +188,7 @@ class CachedSamples(Generic[T]):
         opened, generation = self._loaderkit.opened, self._loaderkit.generation
         if opened is not None:
             generation = opened.store.manifest.generation
+        # Mapped files and what was read through them stay behind; rows and keys travel.
         state = replace(
             self._loaderkit,
             opened=None,
@@ -197,6 +201,8 @@ class CachedSamples(Generic[T]):
     def _open_cache(self) -> OpenedCache:
         own = self._loaderkit
         if own.opened is None:
+            # A generation is known where another process has opened the cache: a worker
+            # neither packs it nor asks whether it is fresh.
             if own.generation is None:
                 self._pack_once()
             store = Store(
@@ -220,9 +226,12 @@ class CachedSamples(Generic[T]):
             self._refuse_to_pack_without_load()
             return
         is_needed = self.packing.overwrite or not has_cache(location)
+        # What this process has packed just now needs no look at its freshness.
         if is_needed and self._pack_samples().is_ours:
             return
         # There is a cache, perhaps since a moment ago, by another process: of what?
+        # First the end of a commit that was killed between two renames: half of it
+        # would be refused as damaged.
         if isinstance(location, Path):
             finish_killed_commit(location)
         check_fresh(self)

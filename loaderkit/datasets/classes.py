@@ -100,6 +100,7 @@ class ClassRegistry:
         self._passed, self._modules = passed, tuple(modules)
         self._known = {class_name(cls): cls for cls in (*_ALWAYS_KNOWN, *passed)}
 
+    # What was found by name stays behind: the other process has modules of its own.
     def __reduce__(self) -> tuple[type[ClassRegistry], tuple[Any, ...]]:
         return ClassRegistry, (self._passed, self._modules)
 
@@ -163,6 +164,7 @@ class ClassRegistry:
         """Refuse node and edge types of a graph whose class has one store, unnamed."""
         pyg = import_pyg()
         homogeneous = issubclass(self[str(graph.cls)], (pyg.data, pyg.temporal_data))
+        # Their one store has no name, and PyG no place for another.
         if homogeneous and graph.keys != (None,):
             message = (
                 f"The manifest gives {graph.cls} the node and edge types {graph.keys}."
@@ -187,6 +189,7 @@ class ClassRegistry:
         for module_name in self._modules:
             module = sys.modules.get(module_name)
             if isinstance(module, types.ModuleType):
+                # A list: another thread may import while we look.
                 for value in list(vars(module).values()):
                     member = _named_inside(value, name)
                     if member is not None:
@@ -262,6 +265,8 @@ def _named_inside(value: object, name: str) -> type | None:
         return value
     if not name.startswith(own + "."):
         return None
+    # Step by step through classes alone: a name of a stranger's must not reach what
+    # hangs on a class besides, such as a module or a property.
     member: Any = value
     for attribute in name[len(own) + 1 :].split("."):
         member = vars(member).get(attribute) if isinstance(member, type) else None
@@ -299,10 +304,13 @@ def _class_template(cls: Any) -> Any:
     try:
         data = cls()
     except TypeError:
+        # Its constructor asks for more.  PyG's own makes the stores, without which no
+        # attribute can be set.
         data = cls.__new__(cls)
         pyg = import_pyg()
         base = pyg.data if issubclass(cls, pyg.data) else pyg.hetero_data
         base.__init__(data)
+    # Fields that a constructor makes are those of no sample.
     for store in data.stores:
         for key in list(store.keys()):
             del store[key]

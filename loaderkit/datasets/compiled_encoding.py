@@ -129,6 +129,7 @@ class SampleEncoder:
         for position, compiled in enumerate(self._compiled):
             encoded = compiled.encode(sample)
             if encoded is not None:
+                # Samples of a file, or of a class, come together: the next is alike.
                 if position:
                     self._compiled.insert(0, self._compiled.pop(position))
                 return encoded
@@ -268,9 +269,12 @@ def _reader_of(path: str, node: Node, part: Any, field: _Field | None) -> _Reade
     if node.kind is Kind.NONE:
         return _NoneReader()
     row = NEST_KINDS[node.kind]
+    # A dict's reader compares keys by ==, which says enough of texts alone; a mapping
+    # of another class is made again to see whether that loses anything.
     is_plain_dict = node.kind is Kind.DICT and node.cls is None
-    can_be_read = is_plain_dict and node.written_keys is None
-    can_be_read |= row.is_container and node.kind is not Kind.DICT
+    is_dict_of_texts = is_plain_dict and node.written_keys is None
+    is_other_container = row.is_container and node.kind is not Kind.DICT
+    can_be_read = is_dict_of_texts or is_other_container
     if not can_be_read or row.flatten is None:
         return _SlowReader(path, node, field)
     names, container = distinct_names(node.keys), row.flatten(part)
@@ -279,6 +283,8 @@ def _reader_of(path: str, node: Node, part: Any, field: _Field | None) -> _Reade
         names, node.keys, node.children, container.values, strict=True
     ):
         child_field = field
+        # PyG asks ``__inc__`` for the key where a field is a dict; the items of a list
+        # go by the name of the field.
         if field is not None and not row.is_sequence:
             child_field = field._replace(name=key)
         readers.append(_reader_of(join_path(path, name), child, value, child_field))
@@ -343,6 +349,7 @@ class _SlowReader:
         if graph is not None:
             rule = FieldRule(graph.graph, graph.store, self._name)
         encoder = Encoder()
+        # Trees hold names of columns, so that equal ones have equal columns, in order.
         if encoder.node(self._path, value, rule) != self._node:
             return False
         for array in encoder.values.values():
@@ -381,6 +388,8 @@ class _TensorReader:
         try:
             array = value.numpy() if self._is_native else self._bits_of(value)
         except _NOT_AS_NUMPY:
+            # Tried first, and detached only then: detach() costs every tensor 0.5 us,
+            # and samples' tensors seldom need gradients.
             if not value.requires_grad:
                 return False
             return self.read(value.detach(), into, graph)
@@ -566,6 +575,7 @@ class _IncrementedByZero:
 
     def read(self, value: Any, into: EncodedSample, graph: _Graph | None) -> bool:
         is_read = self._reader.read(value, into, graph)
+        # Not read, ``into`` is thrown away, whatever is in it.
         into.values.append(_ZERO)
         return is_read
 
@@ -656,6 +666,8 @@ class _GraphReader:
         if type(value) is not self._cls or self._has_private(vars(value)):
             return False
         stores = value.stores
+        # ``_key`` is PyG's, which has no public name for it that all graphs share: None,
+        # a type of nodes, or the triple of a type of edges.
         if [store._key for store in stores] != self._keys:
             return False
         for store, reader in zip(stores, self._stores, strict=True):
@@ -703,6 +715,7 @@ class _StoreReader:
     def read(self, graph: BaseData, store: BaseStorage, into: EncodedSample) -> bool:
         """Add what is in the store of a graph to what was read of the graph."""
         fields = store.to_dict()
+        # In order, too: the columns' values come in that of the known sample.
         if list(fields) != self._keys:
             return False
         # Whether PyG can count the nodes, the names of the fields decide.

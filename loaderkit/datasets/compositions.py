@@ -116,6 +116,8 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
 
         def __getattr__(self, name: str) -> Any:
+            # A copy that pickle is building has no attributes yet, and is asked for
+            # __setstate__ first.
             parts = list(_parts_of(self)) if "datasets" in vars(self) else []
             # Not asked of the parts: one would gather a field that has the name.
             of_class = [getattr(type(part), name, None) for part in parts]
@@ -168,8 +170,11 @@ def key_of(dataset: Any, row: SupportsIndex) -> str:
         if isinstance(dataset, Subset):
             at, dataset = int(dataset.indices[at]), dataset.dataset
         elif isinstance(dataset, ConcatDataset):
+            # The rows before ``cumulative_sizes[part]`` are of that part; _right, so
+            # that its last row is, and the next one's first is not.
             part = bisect.bisect_right(dataset.cumulative_sizes, at)
-            at -= dataset.cumulative_sizes[part - 1] if part else 0
+            if part:
+                at -= dataset.cumulative_sizes[part - 1]
             dataset = dataset.datasets[part]
         elif hasattr(dataset, "key"):
             return str(dataset.key(at))
@@ -215,11 +220,13 @@ def row_of(dataset: Any, key: object) -> int:
 def _rows_of(dataset: Any, key: object) -> Iterator[int]:
     """Find all rows of a key."""
     if isinstance(dataset, Subset):
+        # A subset may have a row twice, or not at all: all of them are looked through.
         inner = list(_rows_of(dataset.dataset, key))
         chosen = np.isin(np.asarray(dataset.indices), inner)
         yield from np.flatnonzero(chosen).tolist()
     elif isinstance(dataset, ConcatDataset):
         starts = [0, *dataset.cumulative_sizes]
+        # One start too many: the last is the length of all.
         for start, part in zip(starts, dataset.datasets, strict=False):
             yield from (start + row for row in _rows_of(part, key))
     elif hasattr(dataset, "all_rows_of"):

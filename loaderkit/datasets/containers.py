@@ -56,6 +56,7 @@ def stored_class_name(value: object) -> str:
         UnstorableValueError: No other process can find it.
     """
     cls = type(value)
+    # "<locals>" is what Python writes for the function around it: no import finds it.
     if "<locals>" in cls.__qualname__:
         why = f"{cls.__qualname__} is written inside a function, where nobody finds it"
         fix = f"move `class {cls.__name__}` to the top of a module (in a notebook: to "
@@ -75,6 +76,7 @@ def stored_mapping_name(value: Mapping[Any, Any]) -> str | None:
     factory = getattr(value, "default_factory", None)
     is_known = factory is None
     if factory is not None:
+        # ``is``: a function of the user's may be called "list", too.
         is_known = FACTORIES.get(getattr(factory, "__name__", "")) is factory
     if not is_known or not can_be_made_again(value):
         why = "its class and its pairs are not all there is to it: attributes, a "
@@ -188,6 +190,8 @@ def can_be_made_again(value: Mapping[Any, Any]) -> bool:
         keeps something else than pairs, as ``ChainMap`` does.
     """
     cls = type(value)
+    # Tried out, and not told by a list of classes: what a user's class does in its
+    # constructor no look at its attributes shows.
     try:
         pairs = dict(value.items())
         factory = getattr(value, "default_factory", None)
@@ -217,6 +221,7 @@ def make_dataclass(cls: type[T], attributes: Mapping[str, Any]) -> T:
     """
     instance = cls.__new__(cls)
     for name, value in attributes.items():
+        # A frozen dataclass refuses its own __setattr__; others may change the value.
         object.__setattr__(instance, name, value)
     return instance
 
@@ -232,15 +237,18 @@ def same_plain(left: object, right: object) -> bool:
     """Tell whether two plain values, or nests of them, are certainly the same."""
     if left is right:
         return True
+    # 1 == True == 1.0, which are three different values to whoever reads them back.
     if type(left) is not type(right):
         return False
     if isinstance(left, dict) and isinstance(right, dict):
-        return list(left) == list(right) and all(
-            same_plain(left[key], right[key]) for key in left
-        )
+        if list(left) != list(right):
+            return False
+        return all(same_plain(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        pairs = zip(left, right, strict=False)
-        return len(left) == len(right) and all(same_plain(a, b) for a, b in pairs)
+        if len(left) != len(right):
+            return False
+        return all(map(same_plain, left, right))
+    # Of anything else ``==`` may give an array, raise, or call two things equal.
     return type(left) in _PLAIN and bool(left == right)
 
 
@@ -268,6 +276,7 @@ def _same_attributes(left: object, right: object) -> bool:
         return False
     for cls in type(left).__mro__:
         slots = cls.__dict__.get("__slots__", ())
+        # ``__slots__ = "name"`` is one slot, and not four.
         for name in [slots] if isinstance(slots, str) else slots:
             if name in {"__dict__", "__weakref__"}:
                 continue

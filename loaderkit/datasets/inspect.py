@@ -223,6 +223,10 @@ def inspect_cache(
         name = first.cls or str(first.kind)
     else:
         name = str(first.column.kind)
+    # Sizes are read from the shards, and of a store no shard is downloaded for a look.
+    histograms: tuple[Histogram, ...] = ()
+    if not isinstance(location, RemoteCache):
+        histograms = _histograms_of_sizes(location, first)
     return CacheSummary(
         path=str(location),
         samples=manifest.samples,
@@ -232,9 +236,7 @@ def inspect_cache(
         bytes=manifest.bytes,
         compression=manifest.compression,
         fields=_fields_of_cache(manifest.shards, structure),
-        histograms=()
-        if isinstance(location, RemoteCache)
-        else _histograms_of_sizes(location, first),
+        histograms=histograms,
         made_with=dict(manifest.made_with),
     )
 
@@ -244,11 +246,15 @@ def _fields_of_cache(shards: ShardTable, structure: Structure) -> tuple[Field, .
     samples: dict[str, int] = defaultdict(int)
     shapes: dict[str, set[tuple[int | None, ...]]] = defaultdict(set)
     for group in shards.groups:
+        # Equal arrays of a shard are kept once (``ArrayDeduplicator``): they count for
+        # the first field that has them, so that the fields add up to the bytes.
         counted: set[str] = set()
         for name, column in group.schema.columns:
-            named = {column.values, column.offsets, column.shapes, column.rows} - {None}
+            named = {column.values, column.offsets, column.shapes, column.rows}
             fresh = {array for array in named if array is not None} - counted
-            sizes[name] += sum(sum(group.nbytes(array).tolist()) for array in fresh)
+            # Python's integers: the sum over all shards may exceed 64 bits.
+            for array in fresh:
+                sizes[name] += sum(group.nbytes(array).tolist())
             counted |= fresh
             samples[name] += sum(group.samples_with(name).tolist())
             for shape, _ in group.by_row_shape(column.values, 0):
@@ -272,6 +278,8 @@ def _shape_of_column(shapes: set[tuple[int | None, ...]], column: ColumnSpec) ->
     if column.row.is_text:
         return ""
     axes = column.ndim
+    # Values that differ in several axes are kept flat, with their shapes beside them
+    # (layout.py): the shards' table does not say which axes those are.
     if {len(shape) for shape in shapes} != {axes}:
         return f"[{', '.join('?' * axes)}]"
     lengths = []
@@ -289,9 +297,9 @@ def _histograms_of_sizes(path: Path, first: Node) -> tuple[Histogram, ...]:
         return ()
     # Sizes need no class of the samples' own, and nobody passes one here.
     sizes = open_cache(path, unknown_classes="plain").sizes()
-    return tuple(
-        _make_histogram(n, v)
-        for n, v in (("nodes", sizes.nodes), ("edges", sizes.edges))
+    return (
+        _make_histogram("nodes", sizes.nodes),
+        _make_histogram("edges", sizes.edges),
     )
 
 

@@ -121,6 +121,8 @@ class StreamTask:
         """
         run = run_of(self.common)
         finished = self._notes_of_ended_span(run)
+        # A span of which nothing was written is read again: it has no first sample to
+        # compare, and costs little.
         if finished and self._begins_as(finished[0], run):
             shards = [note.shard for note in finished]
             yield WrittenSpan(
@@ -145,6 +147,8 @@ class StreamTask:
                     continue
                 filler = ShardFiller(structure)
                 filler.add(shard_span)
+                # The structure is one for the span, and each shard's note has all that
+                # was met up to it: a later run goes on from any of them.
                 shard = self._write(run, len(xxh3), filler, ends=filling.is_read)
                 xxh3.append(shard.shard.xxh3)
                 samples += shard.shard.samples
@@ -166,6 +170,7 @@ class StreamTask:
         if known is not None and _is_same(known, filler, evidence):
             return known
         filler.write(number, writer, evidence)
+        # The note, as the run that takes the shard in will read it.
         written = writer.read_note(number)
         if written is None:
             raise _note_is_gone(number, writer.path)
@@ -188,7 +193,8 @@ class StreamTask:
         notes: list[FinishedShard] = []
         for position in itertools.count():
             note = run.common.writer.read_note(self._number(position))
-            # What was renumbered has note of variants that other spans had then.
+            # A gap: the span had not ended.  What was renumbered has note of variants
+            # that other spans had then.
             if note is None or note.evidence.get("renumbered"):
                 return []
             notes.append(note)
@@ -242,6 +248,7 @@ class _FillingSpan:
         samples = nbytes = 0
         started_at = time.monotonic()
         with self._run.reading() as tracker, warnings.catch_warnings():
+            # PyG's, where it has to guess a graph's number of nodes: see ``read_span``.
             warnings.filterwarnings("ignore", message="Unable to accurately infer")
             while samples < most_samples and time.monotonic() < started_at + _BLOCK_S:
                 before = self._filling.block.nbytes
@@ -250,6 +257,7 @@ class _FillingSpan:
                     break
                 samples += 1
                 if self._full is not None:
+                    # The sample began a new block, which holds it alone.
                     nbytes += self._filling.block.nbytes
                     break
                 nbytes += self._filling.block.nbytes - before
@@ -290,6 +298,8 @@ class _FillingSpan:
         except (Exception, SystemExit) as error:
             raise about_sample(self._reader.name_last(), error) from error
         if self._filling.block.nbytes >= self._shard_bytes:
+            # The file of this very sample may be among them.  It counts for the full
+            # shard, which is then read again once too often, and never once too few.
             self._filling.files.update(tracker.new_files())
             self._full, self._filling = self._filling, self._empty_span()
         self._filling.append(streamed.key, encoded)
@@ -335,6 +345,8 @@ class RenumberTask:
             raise _note_is_gone(self.number, common.writer.path)
         whole = Structure.from_json(self.structure)
         part = Structure.from_json(known.state)
+        # Changes nothing where another worker has done this task, and was killed before
+        # it could say so.
         renaming = Renaming.between(part, whole, f"of shard {self.number}")
         shard = known.shard
         if not renaming.changes_nothing:

@@ -90,6 +90,8 @@ class StreamRun:
             "shard_bytes": self._options.most_shard_bytes,
         }
         intact = self._build.resume_in_any_order(description)
+        # Of an iterable nothing but its samples tells what they are made from: all are
+        # read again.  A function of spans has code and constants that tell.
         trusts_notes = self._source.takes_workers and self._files_show_no_change(intact)
         with progress_bar(self._source.told_length(), self._build.path) as bar:
             written = self._write_spans(bar, trusts_notes=trusts_notes)
@@ -98,6 +100,7 @@ class StreamRun:
             message = f"There is nothing to pack: {self._empty()} has no samples."
             fix = "give it at least one sample; a generator is empty once it was read"
             raise DatasetError(message, why="a cache holds at least one", fix=fix)
+        # The stream may have become shorter since the run that wrote them.
         self._build.discard(set(intact) - set(xxh3_of_shard))
         self._renumber(xxh3_of_shard)
         self._take_in(xxh3_of_shard)
@@ -156,6 +159,8 @@ class StreamRun:
                 bar.update(result.samples)
             else:
                 written[result.span] = result
+                # Read in this process, its blocks were counted one by one; of a worker
+                # nothing is heard before the end of its span.
                 if not self._reads_here:
                     nbytes += result.nbytes
                     bar.update(result.samples)
@@ -179,6 +184,7 @@ class StreamRun:
             return
         for task in tasks:
             for result in task.steps():
+                # Between two blocks a Ctrl-C finds whole shards, and notes of them.
                 self._team.interrupts.check()
                 yield result
 
@@ -209,12 +215,15 @@ class StreamRun:
             return
         _LOG.info("packing %s: %d shards again", self._build.path, len(misnumbered))
         whole, span_count = self.structure.to_json(), self._source.span_count
+        # ``% span_count``: the span of a shard, as ``shard_number`` has numbered it.
         tasks = (
             RenumberTask(self._common, number % span_count, number, whole)
             for number in misnumbered
         )
         for shard in self._team.do(tasks):
             xxh3_of_shard[shard.number] = shard.xxh3
+        # Read back from the notes on disk, which is what the manifest is made of: who
+        # writes to the folder beside this run is found out here.
         still_misnumbered = self._merge_structures(list(xxh3_of_shard))
         if still_misnumbered:
             message = f"Shards in {self._build.path} do not fit together."

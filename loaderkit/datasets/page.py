@@ -61,6 +61,8 @@ def _largest_drawn(sizes: NDArray[Any]) -> int:
 
     One sample of 2,000 nodes among a million of 20 would leave all others one bar.
     """
+    # "higher": a size that there is; between the two largest of few samples it would be
+    # one that cuts off the largest.
     most_samples = int(np.percentile(sizes, 99, method="higher"))
     largest = int(sizes.max())
     return largest if largest <= _LONGEST_TAIL * most_samples else most_samples
@@ -83,6 +85,8 @@ def histogram_of(
     """
     low, high = int(sizes.min()), int(sizes.max()) + 1
     bins = min(most_bins, high - low)
+    # Whole numbers for edges, so that each bin is a range of sizes ("20 to 24"); two
+    # that round to one number would leave a bin without any.
     edges = np.unique(np.linspace(low, high, bins + 1).round())
     counts, _ = np.histogram(sizes, bins=edges)
     return tuple(counts.tolist()), tuple(edges.tolist())

@@ -83,6 +83,8 @@ def _check_column(
     is_counter = spec.kind in COUNTER_KINDS
     array = group.schema.array[column.values]
     stored = np.dtype(array.dtype)
+    # Wider than the column would be cut off when it is read; counters are never
+    # narrowed (``ShardBuffer``), since a batch sums them up as they are.
     is_narrowed = (
         dtype.str in _WIDENED
         and not is_counter
@@ -105,6 +107,7 @@ def _check_column(
 def _holds_counts(group: ShardGroup, column: ColumnSchema, spec: ColumnSpec) -> bool:
     """Tell whether each sample has one number, or a pair of them."""
     array, sizes = group.schema.array[column.values], group.shape(column.values)
+    # What PyG adds to an edge_index between two types of nodes is a pair.
     is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
     is_one_a_sample = spec.ndim == array.axes - 1 and (array.axes == 1 or is_pair)
     is_plain = column.offsets is None and array.chunk_index is None
@@ -133,8 +136,11 @@ def _check_row_sizes(group: ShardGroup, column: ColumnSchema, name: str) -> None
 def _axes_of_samples(group: ShardGroup, column: ColumnSchema) -> set[int]:
     """Say how many axes the values of samples have, in all shards of a group."""
     if column.shapes is not None:
+        # A row of [m, d] for each sample: d is the number of its axes.
         return set(np.unique(group.shape(column.shapes)[1]).tolist())
     axes = group.schema.array[column.values].axes
+    # With offsets the first axis of the values is the samples' own first axis; without,
+    # it counts the samples.
     return {axes if column.offsets is not None else axes - 1}
 
 
@@ -147,6 +153,7 @@ def _check_bounds(
     which variant a sample is read, so both are held against their bounds when read.
     """
     name = spec.name
+    # A shard of which no sample has the column has no least value of it either.
     is_used = group.nbytes(column.values) > 0
     if not is_used.any():
         return

@@ -131,6 +131,8 @@ class SourceFileList:
             now = version_of(path)
             if now is None or now == (packed.bytes, packed.mtime_ns, ""):
                 continue
+            # A time that differs may be that of a copy, or of a checkout: a hash tells,
+            # where one was taken, and is worth its time only for files of one size.
             if packed.xxh3 and now.bytes == packed.bytes:
                 if _hash_file(path) == packed.xxh3:
                     continue
@@ -173,6 +175,7 @@ class SourceFileList:
     def _holds_others_only(self, root: str) -> bool:
         """Tell whether a folder is that of other raw data, and not just emptied."""
         below = [name[2:] for name in self.files if name.startswith("./")]
+        # "./." is the root itself, where ``raw=`` names one file.
         if not below or below == ["."] or not os.path.isdir(root):
             return False
         if any(os.path.exists(os.path.join(root, name)) for name in below):
@@ -203,6 +206,7 @@ class FileTracker:
         self._ignored = tuple(_with_separator(folder) for folder in ignored)
         self._mode = mode
         running = {thread.ident for thread in threading.enumerate()}
+        # Threads that ``load`` starts from now on are new, and count.
         running -= {threading.get_ident()}
         self._ignored_threads = set() if all_threads else running
         self._opened: dict[str, FileVersion | None] = {}
@@ -232,6 +236,7 @@ class FileTracker:
         except (OSError, ValueError, TypeError):
             return  # no name of a file: open itself will say so
         how = flags if isinstance(flags, int) else os.O_RDONLY
+        # O_RDONLY is 0: a file that is opened for reading alone has none of these bits.
         mode = how & _ACCESS_MODES
         if mode == os.O_WRONLY or (mode and how & _MAKES_OR_ADDS):
             self._written.add(name)
@@ -249,6 +254,7 @@ class FileTracker:
         """
         if self._mode == "none":
             return {}
+        # What a library in C has opened and keeps open, of which no hook tells.
         for path in _open_descriptors():
             if path not in self._open_before and self._is_raw_data(path):
                 self._opened.setdefault(path, version_of(path))
@@ -260,6 +266,7 @@ class FileTracker:
             if path in self._updatable and version_of(path) != version:
                 continue  # what load writes itself is no raw data
             fresh[path] = hashed(path, version) if self._mode == "hash" else version
+        # Names alone, so that ``note`` passes over them; their versions were given.
         self._opened = dict.fromkeys(self._reported)
         return fresh
 
@@ -376,6 +383,7 @@ def _databases_connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, o
     """Name a database; it may be written to."""
     name = arguments[0]
     if isinstance(name, str) and name.startswith("file:"):
+        # A URI of SQLite's: the path, percent-encoded, and options behind "?".
         name = unquote(name.removeprefix("file:").partition("?")[0])
     yield name, os.O_RDWR
 
@@ -386,8 +394,14 @@ def _files_of_program_call(
     """Name the files among the words that a program is called with."""
     words = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
     names = [os.fsdecode(w) for w in words if isinstance(w, str | bytes | os.PathLike)]
-    for name in {*names[1:], *itertools.chain.from_iterable(map(str.split, names[1:]))}:
+    # The first is the program itself.  Of "sh -c 'convert a.png b.png'" the last word
+    # is a line of words.
+    operands = set(names[1:])
+    for line in names[1:]:
+        operands.update(line.split())
+    for name in operands:
         if version_of(name) is not None:
+            # Whether the program reads or writes it nobody says.
             yield name, os.O_RDWR
 
 

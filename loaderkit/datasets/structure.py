@@ -152,6 +152,8 @@ class Structure:
         column = column._replace(name=column.path)
         name = self._names.get(column)
         if name is None:
+            # A path may be taken although this column is new: "x" is an int in one
+            # sample and a float in another, and nothing is ever coerced.
             name, number = column.path, 2
             while name in self.columns:
                 name = f"{column.path}~{number}"
@@ -173,6 +175,8 @@ class Structure:
         Raises:
             DatasetError: There are too many variants to be anything but a mistake.
         """
+        # Trees of a shard's note, or of another cache, call their columns by the names
+        # that these have there.
         tree = _map_columns(tree, _called_by_path)
         number = self._numbers.get(tree)
         if number is None:
@@ -222,6 +226,8 @@ class Structure:
             ]
             if not 0 < len(variants) <= MOST_VARIANTS:
                 _refuse_json(f"it has {len(variants):,} variants")
+        # What a checked reading would look for one by one: whatever is raised while
+        # JSON of another shape is taken apart means that it is not ours.
         except (
             KeyError,
             TypeError,
@@ -293,6 +299,8 @@ def _to_json(node: Node) -> list[Any]:
             increment.name if isinstance(increment, ColumnSpec) else increment
         )
         return ["leaf", name, kind.value, dtype, ndim, axis, increment_name]
+    # JSON has no tuple, and an int for a key becomes a text: Python's own writing of
+    # keys comes back as it was, through ast.literal_eval.
     keys = [repr(key) for key in node.keys]
     children = [_to_json(child) for child in node.children]
     nodes = None if node.nodes is None else node.nodes.name
@@ -324,12 +332,10 @@ def _from_json(content: object, columns: Mapping[str, ColumnSpec]) -> Node:
 def _leaf_from_json(content: list[Any], columns: Mapping[str, ColumnSpec]) -> Leaf:
     _, name, kind, dtype, ndim, axis, increment_name = content
     column = columns[_checked_text(name)]
-    is_same = (column.kind, column.dtype, column.ndim, column.axis) == (
-        kind,
-        dtype,
-        ndim,
-        axis,
-    )
+    # Written twice, here and with the column.  Only the column's is used, and was
+    # checked; where the two differ somebody has changed one of them.
+    of_column = (column.kind, column.dtype, column.ndim, column.axis)
+    is_same = of_column == (kind, dtype, ndim, axis)
     if _checked_text(kind) not in LEAF_KINDS or not is_same:
         _refuse_json(f"column {name!r} is described in two ways")
     if increment_name is None or increment_name == INCREMENT_BY_PYG:
@@ -342,7 +348,8 @@ def _leaf_from_json(content: list[Any], columns: Mapping[str, ColumnSpec]) -> Le
 
 def _check_nest(nest: Nest) -> None:
     kind, row = nest.kind, NEST_KINDS[nest.kind]
-    if len(nest.keys) != len(nest.children) or len(set(nest.keys)) < len(nest.keys):
+    has_equal_keys = len(set(nest.keys)) < len(nest.keys)
+    if len(nest.keys) != len(nest.children) or has_equal_keys:
         _refuse_json(f"a {kind} has {len(nest.children)} parts, keys {nest.keys}")
     if row.part_names is not None and set(nest.keys) != row.part_names:
         _refuse_json(f"a {kind} has parts {nest.keys}")
@@ -350,6 +357,7 @@ def _check_nest(nest: Nest) -> None:
     lacks_class = row.class_use is ClassUse.ALWAYS and nest.cls is None
     if unwanted_class or lacks_class:
         _refuse_json(f"a {kind} has the class {nest.cls!r}")
+    # That the class is one that samples may be made of is for ``ClassRegistry`` to say.
     if nest.cls is not None and ":" not in nest.cls:
         _refuse_json(f"{nest.cls!r} is no class")
     if nest.nodes is not None:
@@ -378,6 +386,7 @@ def _column_from_json(name: str, row: object) -> ColumnSpec:
     path, kind, dtype, ndim, axis = _checked_list(row)
     if _checked_text(kind) not in LEAF_KINDS and kind not in COUNTER_KINDS:
         _refuse_json(f"{kind!r} is no kind of value")
+    # ``type``: to isinstance True is an int, and it is no number of axes.
     if type(ndim) is not int or not 0 <= ndim <= _MOST_NDIM:
         _refuse_json(f"a column has {ndim!r} axes")
     if axis is not None:
@@ -406,6 +415,7 @@ def _without_classes(node: Node, known: Callable[[Nest], bool]) -> Node:
     if node.cls is None or known(node):
         return node
     if node.kind is Kind.GRAPH:
+        # PyG keeps all of a homogeneous graph in one store, whose key is None.
         name = "data:Data" if node.keys == (None,) else "hetero_data:HeteroData"
         return node._replace(cls=f"torch_geometric.data.{name}")
     return node._replace(kind=Kind.DICT, cls=None)

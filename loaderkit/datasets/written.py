@@ -61,9 +61,11 @@ def find_written(
             names = set()
             for statement in statements:
                 names |= _names_in(statement)
+            # As a tree: a comment that is added packs nothing anew.
             text = "\n".join(map(ast.dump, statements))
             return Written(scope, text, frozenset(names - {name}))
         origin = _find_import(scope, body, name)
+        # What a library gives a name, its version tells, which is noted already.
         if origin is None or not is_users(origin.module):
             return None
         scope, name = origin
@@ -77,14 +79,19 @@ def _names_in(node: ast.AST) -> set[str]:
 def _body_of(scope: Scope) -> list[ast.stmt]:
     try:
         source = inspect.getsource(scope)
+    # No source, a builtin, or a file that was edited since: inspect then reads lines
+    # of the new file by the numbers of the old one, and may fall off its end.
     except (OSError, TypeError, SyntaxError, IndexError):
         return []
+    # A class in a class is indented, which alone is no Python.
     body = _parse_source(textwrap.dedent(source))
     if isinstance(scope, type) and body and isinstance(body[0], ast.ClassDef):
         return body[0].body
     return body
 
 
+# A fingerprint follows many names of the same few modules, and parsing one of 1,000
+# lines takes milliseconds.  Nobody changes the trees.
 @functools.lru_cache(maxsize=64)
 def _parse_source(source: str) -> list[ast.stmt]:
     try:
@@ -125,6 +132,7 @@ def _changed_names(statement: ast.stmt) -> set[str]:
         changed = [statement.target]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         function = statement.value.func
+        # ``CLASSES.append("cow")``; of a plain call nobody knows what it changes.
         changed = [function] if isinstance(function, ast.Attribute) else []
     names = set()
     for target in changed:
@@ -150,6 +158,8 @@ def _find_import(scope: Scope, body: list[ast.stmt], name: str) -> _Origin | Non
         for alias in node.names:
             if name == (alias.asname or alias.name):
                 relative = "." * node.level + (node.module or "")
+                # Already imported, so it is only looked up: a fingerprint runs no code
+                # of the user's that packing would not have run.
                 try:
                     path = importlib.util.resolve_name(relative, scope.__package__)
                 except (ImportError, ValueError):
