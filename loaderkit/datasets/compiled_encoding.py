@@ -666,8 +666,8 @@ class _GraphReader:
         if type(value) is not self._cls or self._has_private(vars(value)):
             return False
         stores = value.stores
-        # ``_key`` is PyG's, which has no public name for it that all graphs share: None,
-        # a type of nodes, or the triple of a type of edges.
+        # ``_key`` is PyG's, which has no public name for it that all graphs share: it
+        # is None, a type of nodes, or the triple of a type of edges.
         if [store._key for store in stores] != self._keys:
             return False
         for store, reader in zip(stores, self._stores, strict=True):
