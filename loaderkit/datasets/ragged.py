@@ -12,8 +12,11 @@ import torch
 from torch.overrides import resolve_name
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import check_integer
 from loaderkit.datasets.column_names import escape
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.memory.probes import is_present, present_kinds
+from loaderkit.memory.reading import device_of
 from loaderkit.operations import ARITHMETIC, COMPARISONS
 
 if TYPE_CHECKING:
@@ -105,12 +108,31 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     def equals(self: Any, other: object) -> Any:
         if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
             raise refuse(self, f"{{}} == {_shown_operand(other)}")
+        if _has_other_parts(self, other):
+            raise refuse_comparison(self, "==")
         return tuple.__eq__(self, other)
 
     def differs(self: Any, other: object) -> Any:
         if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
             raise refuse(self, f"{{}} != {_shown_operand(other)}")
+        if _has_other_parts(self, other):
+            raise refuse_comparison(self, "!=")
         return tuple.__ne__(self, other)
+
+    def refuse_comparison(self: Any, symbol: str) -> OptionError:
+        name = type(self).__name__.lower()
+        message = f"{type(self).__name__} is no tensor to compare: {name} {symbol} "
+        message += "other."
+        why = f"it holds {', '.join(self._fields)}, which are compared item by item"
+        fix = "not " if symbol == "!=" else ""
+        fix += f"torch.equal({name}.values, other.values)"
+        return OptionError(message, why=why, fix=fix)
+
+    def count(self: Any, item: object) -> int:
+        raise refuse(self, f"({{}} == {_shown_operand(item)}).sum()")
+
+    def index(self: Any, item: object, *_: int) -> int:
+        raise refuse(self, f"({{}} == {_shown_operand(item)}).nonzero()")
 
     def get_item(self: Any, index: Any) -> Any:
         if isinstance(index, slice) or hasattr(index, "__index__"):
@@ -133,6 +155,8 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
 
     setattr(cls, "__contains__", contains)  # noqa: B010
     setattr(cls, "__getitem__", get_item)  # noqa: B010
+    setattr(cls, "count", count)  # noqa: B010
+    setattr(cls, "index", index)  # noqa: B010
     for method, symbol in (ARITHMETIC | COMPARISONS).items():
         refuse_operator(method, symbol)
     for method, symbol in _SIGNS.items():
@@ -157,6 +181,16 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     setattr(cls, "__array__", array)  # noqa: B010
     setattr(cls, "__hash__", tuple.__hash__)  # noqa: B010 -- __eq__ would take it away
     return cls
+
+
+def _has_other_parts(batch: tuple[Any, ...], other: object) -> bool:
+    """Tell whether comparing a batch would ask whether two tensors are equal."""
+    if not isinstance(other, tuple) or len(other) != len(batch):
+        return False
+    return any(
+        one is not another and isinstance(another, torch.Tensor)
+        for one, another in zip(batch, other, strict=True)
+    )
 
 
 def _shown_call(
@@ -217,11 +251,14 @@ class Padded(NamedTuple):
     """Samples side by side, each filled up to the longest.
 
     It is a tuple of three tensors, so that ``values, lengths, mask = padded`` works,
-    and trainers move and pin it as any tuple.  So ``len(padded)`` is 3, ``for part in
-    padded`` goes through the tensors, ``padded[0]`` is ``values``, and it is never
-    false.  There are ``len(padded.lengths)`` samples, and ``padded.to_list()`` gives
-    them.  What only a tensor has, such as ``padded[:, 0]``, ``padded * 2`` and ``5 in
-    padded``, is refused with the same of ``padded.values``.
+    and trainers move and pin it as any tuple: Hugging Face's goes through the tensors,
+    accelerate joins such batches by ``len`` and index, and torch's ``DataParallel``
+    cuts them.  Nothing can tell these from a loop of the user's.  So ``len(padded)`` is
+    3, ``for part in padded`` goes through the tensors, ``padded[0]`` is ``values``, and
+    it is never false.  There are ``len(padded.lengths)`` samples, and
+    ``padded.to_list()`` gives them, also for ``zip`` with other fields.  What only
+    a tensor has, such as ``padded[:, 0]``, ``padded * 2`` and ``5 in padded``, is
+    refused with the same of ``padded.values``.
     """
 
     values: torch.Tensor
@@ -254,6 +291,7 @@ class Padded(NamedTuple):
             length: Rows of each sample, no fewer than there are.
         """
         samples, longest, *trailing = self.values.shape
+        check_integer("length", length, least=longest)
         zeros = self.values.new_zeros(samples, length - longest, *trailing)
         no_rows = self.mask.new_zeros(samples, length - longest)
         values = torch.cat([self.values, zeros], dim=1)
@@ -346,11 +384,37 @@ def _shapes_of(batch: Padded | Packed) -> str:
 def _move_to(batch: B, *args: Any, **kwargs: Any) -> B:
     """Move all parts; a dtype is for the values, not for what counts rows."""
     values, *others = batch
-    values = values.to(*args, **kwargs)
+    try:
+        values = values.to(*args, **kwargs)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise _refused_move(batch, error, *args, **kwargs) from error
     non_blocking = bool(kwargs.get("non_blocking", False))
     device = values.device
     moved = [tensor.to(device, non_blocking=non_blocking) for tensor in others]
     return type(batch)(values, *moved)
+
+
+def _refused_move(
+    batch: Padded | Packed, error: Exception, *args: Any, **kwargs: Any
+) -> Exception:
+    """Say that a device is not there; the error itself where that is not what failed.
+
+    torch says "Torch not compiled with CUDA enabled", and asserts.
+    """
+    device = kwargs.get("device", args[0] if args else None)
+    if not isinstance(device, str | int | torch.device):
+        return error
+    try:
+        if is_present(device_of(torch.device(device))):
+            return error
+    except (OptionError, RuntimeError):
+        pass  # torch knows no device of that name
+    kind, shown = type(batch).__name__, str(device)
+    message = f"{kind} cannot be moved to {shown!r}: there is no such device here."
+    why = f"none is there, or this torch ({torch.__version__}) was built without it"
+    here = next(iter(present_kinds()), torch.device("cpu"))
+    fix = f"{kind.lower()}.to({str(here)!r}), which is here"
+    return OptionError(message, why=why, fix=fix)
 
 
 def _pin_all(batch: B, device: object) -> B:

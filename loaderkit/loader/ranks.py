@@ -31,21 +31,39 @@ class _LauncherVariables(NamedTuple):
 
 
 _LAUNCHERS = (
-    # torchrun comes first because srun may start it.  The ranks that train are then
-    # those of torchrun, and Slurm's variables count something else.
+    # What starts the processes that train comes before what may have started that:
+    # srun starts torchrun, and the daemons of mpirun, which hand its variables on.
+    # Kubeflow, SageMaker, DeepSpeed, Ray Train and accelerate set those of torchrun.
     _LauncherVariables("torchrun", "RANK", "WORLD_SIZE"),
+    _LauncherVariables("horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE"),
+    # Open MPI and Spectrum MPI; MVAPICH to version 2, and from 3 on; Platform MPI;
+    # MPICH's Hydra, with Intel MPI, Microsoft MPI and Cray's PALS, and srun with PMI-2.
+    _LauncherVariables("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    _LauncherVariables("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    _LauncherVariables("mpirun", "MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
+    _LauncherVariables("mpirun", "MPI_RANKID", "MPI_NRANKS"),
+    _LauncherVariables("mpirun", "PMI_RANK", "PMI_SIZE"),
+    _LauncherVariables("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    _LauncherVariables("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     _LauncherVariables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     _LauncherVariables("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    _LauncherVariables("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    _LauncherVariables("mpirun", "PMI_RANK", "PMI_SIZE"),
+    # PMIx tells each process its number alone, and how many there are when asked.
     _LauncherVariables("mpirun", "PMIX_RANK", "PMIX_SIZE"),
-    _LauncherVariables("mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
 )
-"""Where to look for a rank, the most reliable launcher first."""
+"""Where to look for a rank, the innermost launcher first."""
 
-_RANKS_WITHIN = ("LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
-"""Variables that say which process of a node this is, or which node; torchrun sets them
-beside ``RANK``.  Lightning leaves ``LOCAL_RANK=0`` behind, which says nothing."""
+_RANKS_WITHIN = (
+    "LOCAL_RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "PET_NODE_RANK",
+    "PALS_RANKID",
+    "ALPS_APP_PE",
+)
+"""Variables that say which process of a node this is, or which node, or which process
+of all where no variable says how many there are.  torchrun sets the first three beside
+``RANK``; Kubeflow the fourth, for a torchrun that it starts; Cray the others.
+Lightning leaves ``LOCAL_RANK=0`` behind, which says nothing."""
 
 GIVEN_BY_CALLER = "you asked for it"
 """The ``source`` of ranks that the caller passed to ``build_loader``."""
@@ -118,7 +136,7 @@ def _count_launched(environment: Mapping[str, str]) -> int:
 
 
 def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
-    """Read the environment variables of torchrun, srun and mpirun.
+    """Read the environment variables of torchrun, mpirun, srun and their like.
 
     Args:
         environment: Environment variables by name.

@@ -24,7 +24,7 @@ from loaderkit.datasets.ragged import (
     mask_of,
     pad,
 )
-from loaderkit.errors import DatasetError, OptionError
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError
 from loaderkit.testing import assert_same
 
 VALUES, OFFSETS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3])
@@ -606,3 +606,57 @@ def test_none_among_graphs_is_told_and_can_be_left_out(place, tmp_path):
 
     kept = eval(raised.value.fix, {"dataset": rows})
     assert kept.batch([0, 1])["x"].shape == (3,)
+
+
+BATCHES = {"padded": pad, "packed": pack_together}
+
+
+def a_batch(kind, lengths=(1, 3, 2)):
+    return BATCHES[kind]([torch.ones(length, 2) for length in lengths])
+
+
+# ---- what is no tensor says so in operations of plain Python
+
+PLAIN_PYTHON = {
+    "x == other": "x == other",
+    "x != other": "x != other",
+    "x in a list": "x in [other]",
+    "count": "x.count(1)",
+    "index": "x.index(1)",
+    "+": "x + other",
+    "[:, 0]": "x[:, 0]",
+    "< 3": "x < 3",
+    "round": "x.round()",
+    "to a device": "x.to('cuda')",
+    "to no device": "x.to('cdua:0')",
+}
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("name", PLAIN_PYTHON)
+def test_an_operation_of_a_tensor_is_answered_with_one_that_works(name, kind):
+    if "device" in name and torch.cuda.is_available():
+        pytest.skip("needs a machine without a CUDA device")
+    names = {"x": a_batch(kind), "other": a_batch(kind), "torch": torch}
+
+    with pytest.raises(LoaderkitError) as caught:
+        eval(PLAIN_PYTHON[name], names)
+
+    fix = caught.value.fix.partition(", which")[0]
+    eval(fix, {kind: names["x"], "tensor": 1, **names})
+
+
+def test_a_batch_of_the_same_tensors_is_equal_and_hashable():
+    batch = a_batch("padded")
+
+    assert batch == type(batch)(*batch) == tuple(batch)
+    assert batch in [None, (), "text", batch]
+    assert len({batch, type(batch)(*batch)}) == 1
+
+
+@pytest.mark.parametrize("length", [0, 2, "5", 3.0])
+def test_a_batch_is_filled_up_to_no_less_than_it_has(length):
+    with pytest.raises(OptionError, match="length must be") as caught:
+        a_batch("padded").pad_to(length)
+
+    a_batch("padded").pad_to(**eval(f"dict({caught.value.fix})"))

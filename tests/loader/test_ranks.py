@@ -605,9 +605,24 @@ def test_ranks_draw_other_random_numbers():
 
 LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE"),
-    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    "Horovod": ("HOROVOD_RANK", "HOROVOD_SIZE"),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "MVAPICH 2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "MVAPICH 3": ("MVP_COMM_WORLD_RANK", "MVP_COMM_WORLD_SIZE"),
+    "Platform MPI": ("MPI_RANKID", "MPI_NRANKS"),
     "MPICH": ("PMI_RANK", "PMI_SIZE"),
+    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+    "Flux": ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+}
+"""As their documentation, or Lightning, DeepSpeed and Horovod, name them."""
+SETS_ITS_OWN = {
+    # the launcher of the processes that train, and what it was started by
+    "torchrun": ("srun", "Open MPI", "MPICH", "jsrun", "Flux"),
+    "Horovod": ("srun", "jsrun", "Flux"),
+    "Open MPI": ("srun", "jsrun", "Flux"),
+    "MPICH": ("srun", "Flux"),
+    "MVAPICH 2": ("srun",),
 }
 
 
@@ -651,9 +666,11 @@ TOLD_BY_HALF = [
     {"LOCAL_RANK": "1"},
     {"LOCAL_RANK": "x"},
     {"NODE_RANK": "1"},
-    {"OMPI_COMM_WORLD_RANK": "1"},
-    {"PMI_SIZE": "3"},
-    {"SLURM_PROCID": "1"},
+    {"PET_NODE_RANK": "1"},
+    {"PALS_RANKID": "1"},
+    {"ALPS_APP_PE": "3"},
+    *({rank: "1"} for rank, _ in LAUNCHERS.values()),
+    *({size: "3"} for name, (_, size) in LAUNCHERS.items() if name != "srun"),
     # as Lightning starts processes
     {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "NODE_RANK": "0"},
 ]
@@ -717,6 +734,22 @@ def test_one_launcher_that_tells_all_is_enough(environment):
     ranks = launched_ranks({**environment, **slurm})
 
     assert (ranks.rank, ranks.world_size) == (1, 2)
+
+
+@pytest.mark.parametrize("inner", SETS_ITS_OWN)
+def test_the_launcher_of_the_processes_counts_and_not_the_one_that_started_it(inner):
+    for outer in SETS_ITS_OWN[inner]:
+        # A daemon on the second of two nodes, which starts processes 4 to 7.
+        environment = dict(zip(LAUNCHERS[outer], ("1", "2"), strict=True))
+        environment |= dict(zip(LAUNCHERS[inner], ("6", "8"), strict=True))
+        ranks = launched_ranks(environment)
+        assert (ranks.rank, ranks.world_size) == (6, 8), outer
+    # mpirun in a batch script starts those of the first node itself.
+    batch_script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}
+    ranks = launched_ranks(
+        {**batch_script, **dict(zip(LAUNCHERS[inner], ("3", "8"), strict=True))}
+    )
+    assert (ranks.rank, ranks.world_size) == (3, 8)
 
 
 def test_an_allocation_of_several_tasks_is_no_rank():
