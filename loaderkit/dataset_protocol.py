@@ -160,6 +160,8 @@ def innermost(dataset: object) -> Any:
 
 def as_cached(dataset: object) -> CachedSamples | None:
     """Take a dataset as one of loaderkit's; None where it is another."""
+    # By one name that nobody else's datasets have, and not by runtime_checkable, which
+    # would ask for all twenty.
     return cast("CachedSamples", dataset) if hasattr(dataset, "gathers") else None
 
 
@@ -186,6 +188,7 @@ def ask_sizes(dataset: object) -> AskedSizes:
     Args:
         dataset: Any; a subset of any class that has no ``sizes`` of its own, too.
     """
+    # A subclass of Subset with sizes() of its own knows what it made of the samples.
     rows = None
     while isinstance(dataset, Subset) and not hasattr(dataset, "sizes"):
         rows = _rows_of(dataset, rows)
@@ -206,6 +209,7 @@ def ask_size_counter(dataset: object) -> SizeCounter | None:
         is_changed = is_changed or type(dataset) is not Subset
         dataset = dataset.dataset
     if isinstance(dataset, ConcatDataset) and not hasattr(dataset, "sizes"):
+        # Any of them: a batch is counted whole, whichever parts its samples are of.
         counters = map(ask_size_counter, dataset.datasets)
         return next((counter for counter in counters if counter is not None), None)
     cached = as_cached(dataset)
@@ -233,6 +237,7 @@ def ask_identity(dataset: object) -> str | None:
     if is_plain_concatenation(dataset):
         identities = [ask_identity(part) for part in dataset.datasets]
         known = [identity for identity in identities if identity is not None]
+        # One part that cannot tell may have changed: then nothing can be said.
         if len(known) < len(identities):
             return None
         identity = f"({'; '.join(known)})"
@@ -253,6 +258,8 @@ def is_plain_concatenation(dataset: object) -> TypeGuard[ConcatDataset[Any]]:
     """
     if not isinstance(dataset, ConcatDataset):
         return False
+    # By who wrote the method, and not by the class: a subclass may add one of another
+    # kind, and read samples as its base does.
     module = type(dataset).__getitem__.__module__
     return module == ConcatDataset.__module__ or module.startswith("loaderkit.")
 
@@ -301,6 +308,7 @@ def let_go_of_shards(dataset: object) -> None:
     if isinstance(inner, ConcatDataset):
         for part in inner.datasets:
             let_go_of_shards(part)
+    # A concatenation of ours answers neither: it has no shards beside its parts'.
     cached = as_cached(inner)
     if cached is not None:
         cached.let_go_of_shards()
@@ -308,5 +316,6 @@ def let_go_of_shards(dataset: object) -> None:
 
 def _rows_of(subset: Subset[Any], rows: Ints | None) -> Ints:
     """Look up which rows of what a subset is a part of its rows are."""
+    # From the outermost subset inwards: ``rows`` are those that it has of this one.
     indices = np.asarray(subset.indices, np.int64)
     return indices if rows is None else indices[rows]

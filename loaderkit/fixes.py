@@ -31,6 +31,7 @@ class Setting:
 
     def __str__(self) -> str:
         written = f"{self.name}={self.code or repr(self.value)}"
+        # Not str.format: a value may have braces, as a dict has.
         return self.within.replace("{}", written)
 
 
@@ -129,6 +130,9 @@ class Dialect(Protocol):
         """Choose one of two texts."""
 
 
+# A class with methods of one line, since the parts write themselves in Python: ``str``
+# of an error must work where no dialect is known.  The command line's is in
+# ``cli/typed_words.py``.
 class Python:
     """The dialect of programs."""
 

@@ -32,6 +32,7 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
     """
     message = f"module 'loaderkit' has no attribute {name!r}."
     why, fix = "", "help(loaderkit) lists what there is"
+    # What other libraries call it comes first: ``Dataset`` is near many names of ours.
     if name in DOOR:
         fix = DOOR[name].fix
     elif _is_room(name):

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# A comment in the tables below says whose names follow, where they are one library's.
+# tests/test_habits.py asks the libraries for all names that they have, and fails where
+# a release has a new one.
 class Hint(NamedTuple):
     """What to use in place of a name that is not here."""
 
@@ -94,6 +97,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         for prefix in ("", "num_", "n_", "total_")
         if (prefix, name) != ("", size)
     },
+    # PyG's DynamicBatchSampler, whose ``num`` are nodes unless ``mode`` says "edge"
     **_hints("max_num mode num_nodes", Hint("max_nodes=1000")),
     "num_edges": Hint("max_edges=10_000"),
     "token_budget": Hint("max_tokens=10_000"),
@@ -141,6 +145,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         Hint("open_cache(path, transform=f), where f cuts a window", _OF_SAMPLES),
     ),
     "split": Hint('dataset.train_test_split(0.1)["train"]', _NO_SPLITS),
+    # PyG's loaders of one large graph
     **_hints(
         "num_neighbors input_nodes input_time input_id is_sorted replace disjoint "
         "subgraph_type directed temporal_strategy time_attr weight_attr "
@@ -164,6 +169,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     "depth": Hint(
         "torch_geometric.loader.ShaDowKHopSampler(graph, ...)", _OF_ONE_GRAPH
     ),
+    # torch's RandomSampler
     **_hints(
         "data_source num_samples replacement",
         Hint(
@@ -172,6 +178,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         ),
     ),
     "indices": Hint("build_loader(dataset[indices])", "rows are the dataset's"),
+    # Accelerate's DataLoaderConfiguration
     **_hints(
         "split_batches dispatch_batches even_batches use_seedable_sampler "
         "use_stateful_dataloader rng_types slice_fn_for_dispatch torch_device_mesh",
@@ -183,6 +190,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         "non_blocking put_on_device",
         Hint('build_loader(dataset, "cuda")', "batches are copied beside the step"),
     ),
+    # Hugging Face's TrainingArguments
     **_hints("dataloader_pin_memory", Hint("pin_memory=True, or leave it to the plan")),
     "dataloader_persistent_workers": Hint("persistent_workers=True"),
     "dataloader_multiprocessing_context": Hint('multiprocessing_context="spawn"'),
@@ -198,6 +206,7 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         "eval_do_concat_batches ignore_data_skip",
         Hint("drop it", "it is the trainer's, which takes a loader"),
     ),
+    # Lightning's Trainer
     **_hints(
         "limit_train_batches limit_val_batches limit_test_batches "
         "limit_predict_batches overfit_batches num_test_batches num_batches",
@@ -208,12 +217,14 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         "eval_dataset",
         Hint("build_loader(train_dataset)", "a loader is of one dataset"),
     ),
+    # Hugging Face's Dataset.to_tf_dataset
     **_hints("columns label_cols", Hint("open_cache(path, transform=f)", _OF_SAMPLES)),
     "collate_fn_args": Hint("collate_fn=functools.partial(f, size=3)"),
     **_hints(
         "loader loaders dataloader",
         Hint("build_loader(loader.dataset)", "it takes a dataset and makes batches"),
     ),
+    # LitData's StreamingDataLoader
     **_hints(
         "profile_batches profile_skip_batches profile_dir profile_cprofile",
         Hint(
@@ -276,6 +287,7 @@ _PACK: Mapping[str, Hint] = {
         Hint('compression="gzip"', "its level is chosen"),
     ),
     "encryption": Hint("drop it, and encrypt the disk", "files are mapped as they are"),
+    # WebDataset's ShardWriter
     **_hints("maxcount maxsize", Hint("shard_bytes=256 << 20")),
     **_hints(
         "keep_in_memory writer_batch_size load_from_cache_file cache_file_name "
@@ -288,6 +300,7 @@ _PACK: Mapping[str, Hint] = {
         "remove_columns align_chunking reorder_files keep_data_ordered",
         Hint("dataset.map(function, cache=path)", "pack stores samples as they are"),
     ),
+    # LitData's optimize
     "input_dir": Hint("pack(PtFolder(path), ...)"),
     "reader": Hint("def load(self, key), of a SafeDataset", _MADE_BY_LOAD),
     "key_fn": Hint("def keys(self), of a SafeDataset", _MADE_BY_LOAD),
@@ -297,6 +310,7 @@ _PACK: Mapping[str, Hint] = {
         "optimize_dns broadcast_paths post",
         Hint("executor=ProcessPoolExecutor(8), or the executor of an engine"),
     ),
+    # Hugging Face's Dataset.push_to_hub
     **_hints(
         "repo_id config_name set_default data_dir commit_message commit_description "
         "private token revision create_pr embed_external_files",
@@ -345,6 +359,7 @@ _DATASET: Mapping[str, Hint] = {
         Hint("build_loader(dataset, batch_size=32, shuffle=True)", _OF_LOADER),
     ),
     **_hints("split train", Hint("dataset.train_test_split(0.1)", _NO_SPLITS)),
+    # h5py.File, lmdb.open, numpy.load and torch.load
     **_hints(
         "in_memory keep_in_memory mmap mmap_mode memory_map streaming lazy preload "
         "readonly lock mode driver swmr locking map_size subdir sync map_async create "
@@ -370,6 +385,7 @@ _DATASET: Mapping[str, Hint] = {
         "samples data data_list dataset arrow_table indices_table ex_iterable",
         Hint("loaderkit.pack(samples, path)"),
     ),
+    # LitData's and MosaicML's StreamingDataset, down to ``stream_config``
     **_hints(
         "input_dir remote",
         Hint('cache="s3://bucket/name"', "a cache in a store is named by its URL"),
@@ -406,6 +422,7 @@ _DATASET: Mapping[str, Hint] = {
         "batch_decode window_direct_io info fingerprint allow_unsafe_types",
         Hint("drop it", "samples are columns in HDF5 files, which say what they are"),
     ),
+    # fsspec's file systems
     **_hints(
         "endpoint_url endpoint anon key secret token profile region client_kwargs "
         "fs filesystem session_options token_per_repo_id",
@@ -430,6 +447,7 @@ _GROWTH: Mapping[str, Hint] = {
     **_hints("function_args args kwargs", Hint("lambda: function(1, 2)")),
     **_hints("runs times iterations repeat n", Hint("epochs=8")),
     **_hints("fun func callable", Hint("assert_no_leak(function)")),
+    # psutil's tests of leaks, which became the package psleak
     **_hints(
         "retries warmup_times", Hint("epochs=16", "the first epochs are not counted")
     ),
@@ -446,19 +464,18 @@ _DETECTOR: Mapping[str, Hint] = {
     **_hints("interval frequency every_n_steps steps", Hint("every=100")),
 }
 
+_OF_TRAINING = "it is said of the step, and not of the model"
+
 _STEP: Mapping[str, Hint] = {
     **_hints("criterion loss_fn loss_function objective", Hint("loss=f")),
     **_hints("optim optimiser opt", Hint('optimizer="adam"')),
     **_hints(
         "amp precision dtype mixed_precision bf16 fp16", Hint('autocast="bfloat16"')
     ),
-    **_hints("data dataloader loader train_dataset", Hint("the second argument")),
-}
-
-_OF_TRAINING = "it is said of the step, and not of the model"
-_STEP = {
-    **_STEP,
-    **_hints("input_size input_data example_inputs", Hint("the second argument")),
+    **_hints(
+        "data dataloader loader train_dataset input_size input_data example_inputs",
+        Hint("the second argument"),
+    ),
     **_hints(
         "gradient_accumulation_steps accumulate_grad_batches",
         Hint("plan.savings, of plan_batch", _OF_TRAINING),
@@ -471,6 +488,7 @@ _STEP = {
         "learning_rate lr", Hint("optimizer=torch.optim.Adam(model.parameters(), lr)")
     ),
     "max_grad_norm": Hint("drop it", "clipping takes a number for each parameter"),
+    # torchinfo's summary
     **_hints(
         "verbose col_names col_width row_settings depth display",
         Hint("print(result), or result.to_html(path)", _WRITTEN),
@@ -480,6 +498,7 @@ _STEP = {
 _OF_DETECTOR = "a callback has a detector, which has the settings"
 
 _LIMIT = _hints("memory budget memory_limit max_memory", Hint("limit='8GiB'"))
+# Lightning's Tuner.scale_batch_size, and Accelerate's find_executable_batch_size
 _TUNER = {
     **_hints(
         "train_dataloaders val_dataloaders dataloaders datamodule",

@@ -77,12 +77,15 @@ def join(
         TypeError: There are graphs beside what PyG does not join, such as None.
     """
     pyg = loaded_pyg()
+    # By the first sample, as PyG's own collater decides.
     if pyg is not None and holds_graphs(samples[0]):
         if follow_batch or exclude_keys:
             _warn_of_unknown_keys(samples, follow_batch, exclude_keys)
+        # Ours is quicker, and leaves to PyG what it is not sure of.
         batch = None if follow_batch else join_graphs(samples, exclude_keys)
         if batch is not None:
             return batch
+        # Only now: what was joined above was seen to have the same keys.
         _refuse_unlike_keys(samples, exclude_keys)
         return pyg.collater(None, list(follow_batch), list(exclude_keys))(samples)
     check_no_keys(follow_batch, exclude_keys, type(samples[0]).__name__)

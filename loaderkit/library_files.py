@@ -81,6 +81,7 @@ def where_raised(error: BaseException) -> str:
         return ""
     raising = frames[-1]
     where = f"raised at {raising.filename}:{raising.lineno}"
+    # From the error outwards: the user's line that is nearest to it can be changed.
     for frame in reversed(frames):
         if not is_library_file(frame.filename) and not is_own_file(frame.filename):
             if frame is not raising:
@@ -116,6 +117,7 @@ def is_users_module(module: types.ModuleType) -> bool:
     if module.__name__.partition(".")[0] in {"loaderkit", *sys.builtin_module_names}:
         return False
     file = getattr(module, "__file__", None)
+    # Typed at a prompt, in a notebook, or made by ``exec``.
     if file is None:
         return True
     return not is_library_file(file)

@@ -78,6 +78,7 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
             return Mistake(what, why, instead)
+    # A mapping or a list may well be a dataset: only some are told apart.
     if isinstance(given, Mapping):
         return _mistaken_mapping(given, what)
     if isinstance(given, list | tuple) and given and all(map(_is_dataset, given)):
@@ -152,6 +153,7 @@ def mistaken_for_model(given: object) -> Mistake | None:
     values = list(given.values()) if isinstance(given, Mapping) else []
     if values and all(isinstance(value, torch.Tensor) for value in values):
         return Mistake(what, "it holds tensors", "model, after load_state_dict(state)")
+    # Some datasets can be called, and stand here where the arguments were exchanged.
     if callable(given) and not isinstance(given, Dataset):
         why = "its parameters are not known"
         return Mistake(what, why, "a torch.nn.Module that calls it in forward")

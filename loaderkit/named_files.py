@@ -28,6 +28,7 @@ def write_named_file(path: str | os.PathLike[str], text: str) -> Path:
         NotWrittenError: It cannot be written; also an ``OSError``.
         OptionError: It is no path.
     """
+    # From the user, whose types nobody has checked: pathlib would say "expected str".
     value: object = path
     if not isinstance(value, str | os.PathLike):
         message = f"A file is named by a path, got {show_value(value)}."
@@ -54,6 +55,7 @@ def _not_written(file: Path, error: OSError) -> NotWrittenError:
         code = f"pathlib.Path({folder!r}).mkdir(parents=True)"
         fix = Either(code, f"mkdir -p {shlex.quote(folder)}")
     refusal = NotWrittenError(f"{file} cannot be written.", why=why, fix=fix)
+    # Python fills these in for an OSError of two arguments; this one has a text.
     refusal.errno, refusal.strerror = error.errno, error.strerror
     refusal.filename = str(file)
     return refusal

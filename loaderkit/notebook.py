@@ -82,7 +82,9 @@ def repr_in_a_line(result: object) -> str:
         Its class and the first line of its ``str``, in two lines of a terminal at most.
     """
     name = type(result).__name__
-    answer = " ".join(str(result).partition("\n")[0].split())
+    first_line, _, _ = str(result).partition("\n")
+    # Columns of a text become words; the class is named by the brackets.
+    answer = " ".join(first_line.split())
     answer = answer.removeprefix(f"{name}: ").rstrip(".")
     letters_left = _MOST_LETTERS_OF_REPR - len(name) - len("()")
     if len(answer) > letters_left:
@@ -137,6 +139,7 @@ def card(
         HTML; everything given is escaped.
     """
     colour = COLOURS[mood]
+    # The style is in each card: a notebook may show one alone, or be cut up.
     parts = [
         f"<style>{_STYLE}</style>",
         f'<div class="loaderkit" style="border-left-color: {colour}">',
@@ -145,6 +148,7 @@ def card(
     if rows:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
         shown_rows = rows[:_MOST_ROWS]
+        # A table whose rows fit a narrow screen stays a table there.
         longest = max(sum(map(_letters_of, row)) for row in (heads, *shown_rows))
         layout = "rows" if longest > _SHORT_ROW else "short-rows"
         parts.append(f'<div class="wide"><table class="{layout}">')

@@ -65,6 +65,7 @@ def assert_same(a: object, b: object, path: str = "it") -> None:
     """
     a, b = _without_laziness(a), _without_laziness(b)
     assert type(a) is type(b), f"{path}: {type(a)} is not {type(b)}"
+    # Before mappings, of which a graph has the methods.
     if is_pyg_data(a):
         return _assert_same_graph(a, b, path)
     for kinds, compare in _COMPARERS:
@@ -72,8 +73,9 @@ def assert_same(a: object, b: object, path: str = "it") -> None:
             return compare(a, b, path)
     if dataclasses.is_dataclass(a):
         return assert_same(vars(a), vars(b), path)
-    nan = a != a and b != b
-    assert a == b or nan, f"{path}: {a!r} is not {b!r}"
+    # NaN alone differs from itself.
+    are_both_nan = a != a and b != b
+    assert a == b or are_both_nan, f"{path}: {a!r} is not {b!r}"
     return None
 
 
@@ -85,10 +87,12 @@ def _without_laziness(value: object) -> Any:
 def _assert_same_array(a: npt.NDArray[Any], b: npt.NDArray[Any], path: str) -> None:
     assert a.dtype == b.dtype, f"{path}: {a.dtype} is not {b.dtype}"
     assert a.shape == b.shape, f"{path}: {a.shape} is not {b.shape}"
+    # Bytes, and not ==: NaN is itself then, and 0.0 is not -0.0.
     assert a.tobytes() == b.tobytes(), f"{path}: values differ"
 
 
 def _assert_same_mapping(a: Mapping[Any, Any], b: Mapping[Any, Any], path: str) -> None:
+    # As lists: whoever unpacks a batch by position sees the order.
     assert list(a) == list(b), f"{path}: keys {list(a)} are not {list(b)}"
     for key in a:
         assert_same(a[key], b[key], f"{path}[{key!r}]")
@@ -309,6 +313,8 @@ class StorageContract:
         storage.write_file("a.h5", _local_file(tmp_path, content))
         ranges = [(start, start + 5000) for start in range(0, 60_000, 4000)]
 
+        # Forked after a first request, whose connection both now have: two that read
+        # answers from one socket get each other's.
         if "fork" in multiprocessing.get_all_start_methods():
             process = multiprocessing.get_context("fork").Process(
                 target=_check_ranges, args=(storage, content, ranges)
@@ -329,10 +335,13 @@ class StorageContract:
         """The others get FileExistsError, and the file is the winner's, whole."""
         contents = [letter * 1000 for letter in (b"a", b"b", b"c")]
         writers = [_copy_for_another_process(storage) for _ in contents]
+        # Five times: of two that come one after the other a storage without a lock
+        # passes, too.
         for number in range(5):
             name = f"commit-{number}"
             all_ready = threading.Barrier(len(contents))
 
+            # Names of the loop as defaults: a closure would see the last ones.
             def commit(
                 writer: Storage,
                 content: bytes,
@@ -362,6 +371,7 @@ class StorageContract:
             files.append(tmp_path / f"{number}.h5")
             files[-1].write_bytes(content)
 
+        # Chosen: as it begins, within the first MiB, and some files later.
         for delay_s in (0.0, 0.005, 0.02):
             _kill_a_writer(storage, files, delay_s)
 
@@ -401,6 +411,7 @@ class StorageContract:
         copy_to_store(folder, storage, overwrite=False)
         wrong, missing = load_manifest(folder).shards.files[:2]
         size = storage.sizes()[wrong]
+        # Of the same size, so that the checksum alone can tell.
         storage.write_file(wrong, _local_file(tmp_path, bytes(size)))
         storage.remove(missing)
 
@@ -542,6 +553,7 @@ def _kill_a_writer(storage: Storage, files: list[Path], delay_s: float) -> None:
         target=_write_until_killed, args=(storage, files, has_begun)
     )
     process.start()
+    # Where it is spawned it takes seconds to start, and one that failed never begins.
     while not has_begun.wait(0.05):
         assert process.is_alive(), "the writer failed; its traceback is above"
     time.sleep(delay_s)

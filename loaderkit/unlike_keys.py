@@ -76,11 +76,14 @@ def _find_in_nests(
     kind = type(first)
     if kind in _WITHOUT_KEYS:
         return None
+    # Of kinds that differ nothing is said here: whoever joins them raises, and names
+    # the kinds.
     if is_pyg_data(first):
         are_graphs = all(map(is_pyg_data, samples))
         return _find_in_graphs(samples, path, exclude_keys) if are_graphs else None
     if isinstance(first, Mapping):
         kinds = set(map(type, samples))
+        # As nearly always they are all dicts: of others an abstract class is asked.
         if kinds != {dict} and not all(issubclass(kind, Mapping) for kind in kinds):
             return None
         unlike = _find_in_mappings(samples, path)
@@ -93,6 +96,8 @@ def _find_in_nests(
         ]
         return _find_in_parts(samples, pairs, exclude_keys)
     if isinstance(first, list | tuple):
+        # Lists of several lengths are no places with names: which item of the longer
+        # one the shorter lacks nobody can tell.
         if any(
             type(sample) is not kind or len(sample) != len(first) for sample in samples
         ):
@@ -151,8 +156,11 @@ def _find_in_graphs(
         if fields == first:
             continue
         names = tuple(sorted({name for _, name in fields ^ first}))
-        present, absent = (number, 0) if fields - first else (0, number)
-        of_type, name = min(fields - first or first - fields, key=repr)
+        added = fields - first
+        present, absent = (number, 0) if added else (0, number)
+        # By repr: keys of node types are texts and of edge types triples, which cannot
+        # be compared with each other; and one message for one fault, run after run.
+        of_type, name = min(added or first - fields, key=repr)
         shown = "" if of_type is None else f"[{of_type!r}]"
         return UnlikeKey(f"{path}{shown}[{name!r}]", present, absent, names)
     return None

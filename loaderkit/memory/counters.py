@@ -95,6 +95,10 @@ class CounterInfo:
     """A leak detector looks at it: it should be flat from epoch to epoch."""
 
 
+# Judged are those that stay flat in a program that holds as much after each epoch as
+# before it.  Others move by themselves: the kernel and malloc take back what they like
+# (file_backed, malloc_free), and other programs come and go (shm_used).  Others again
+# would say a second time what one that is judged says (regular_files, of files).
 COUNTERS: Mapping[CounterName, CounterInfo] = {
     "malloc": CounterInfo("memory that malloc gave out and nobody freed", judged=True),
     "malloc_free": CounterInfo("memory that malloc keeps for later"),
@@ -169,4 +173,5 @@ def words_of(name: AnyCounter) -> str:
 
 def is_judged(name: AnyCounter) -> bool:
     """Tell whether a leak detector looks at a counter."""
+    # A worker's counter is the private memory of a process, as "anonymous" is.
     return isinstance(name, WorkerName) or COUNTERS[name].judged

@@ -196,6 +196,7 @@ class MemoryMeter:
         log: Callable[[Mark], object] | None = print,
         on_sample: Callable[[Mark], object] | None = None,
     ) -> None:
+        # "not > 0" and not "<= 0": NaN is neither.
         if every_s is not None and not every_s > 0:
             message = f"every_s must be seconds above 0, got {every_s!r}."
             why = "it is the time from one reading to the next"
@@ -241,6 +242,7 @@ class MemoryMeter:
             self._marks.append(mark)
             if len(self._marks) > _MOST_MARKS:
                 self._drop_every_second_sample()
+        # Outside of the lock: the user's functions may ask for the timeline.
         if label and self.log is not None:
             self.log(mark)
         if self.on_sample is not None:
@@ -262,6 +264,7 @@ class MemoryMeter:
 
     def __enter__(self) -> Self:
         self.mark()
+        # Entered a second time, it has its thread already.
         if self.every_s is not None and self._thread is None:
             self._stop = threading.Event()
             self._thread = threading.Thread(
@@ -281,11 +284,15 @@ class MemoryMeter:
         self.mark()
 
     def _mark_until(self, stop: threading.Event) -> None:
+        # Waits for the event rather than sleeps, so that a block ends at once.  The
+        # pause is looked up each time, since thinning lengthens it.
         while not stop.wait(self.every_s):
             self.mark()
 
     def _drop_every_second_sample(self) -> None:
         """Thin the thread's samples, and take half as many from now on."""
+        # Every second one of all, and not the older half: the end of a run is compared
+        # with its beginning.  Marks with a name stay, as somebody asked for them.
         self._marks = [
             mark
             for index, mark in enumerate(self._marks)

@@ -135,6 +135,7 @@ def read_memory(device: str | torch.device | None = None) -> MemorySample:
     Returns:
         A sample; takes some 0.1 s, since tensors and pages are counted one by one.
     """
+    # First, before the readings below make objects of their own.
     quick = quick_sample(device_of(device), full=True)
     pid = os.getpid()
     page_shares, missing_shares = process.full_counters(
@@ -153,6 +154,8 @@ def read_memory(device: str | torch.device | None = None) -> MemorySample:
     values["tensors"] = sum(group.count for group in groups)
     values["tensor_bytes"] = sum(group.bytes for group in groups)
 
+    # What was learnt while reading; and of what is absent without a word, the usual
+    # reason for that.
     missing = dict(quick.missing)
     missing |= missing_shares
     missing |= {name: why for name, why in _WHY_ABSENT.items() if name not in values}
@@ -206,6 +209,7 @@ def device_of(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise _no_such_device(device) from error
+    # torch takes "hip", which is ROCm's old name, and has nothing behind it.
     if chosen.type in DEVICES:
         raise _no_such_device(device)
     return chosen

@@ -81,6 +81,7 @@ def timeline_sections(
     read = [
         name for name in COUNTERS if all(name in mark.sample.values for mark in marks)
     ]
+    # One picture has as many curves as there are colours that can be told apart.
     together = [name for name in main_counters if name in read][: len(COLOURS)]
     moving = [
         name
@@ -146,18 +147,19 @@ def _thinned_marks(marks: Sequence[Mark], name: CounterName) -> list[Mark]:
     """Keep both ends of each stretch's readings, and labelled marks if they are few."""
     if len(marks) <= _MOST_POINTS:
         return list(marks)
-    keeps_labels = sum(bool(mark.label) for mark in marks) <= _MOST_POINTS
+    labelled = [mark for mark in marks if mark.label]
+    keeps_labels = len(labelled) <= _MOST_POINTS
+    # Two points a stretch, so half as many stretches as points; rounded up.
     marks_a_stretch = -(-2 * len(marks) // _MOST_POINTS)
     shown = []
     for start in range(0, len(marks), marks_a_stretch):
         stretch = marks[start : start + marks_a_stretch]
         highest = max(stretch, key=lambda mark: mark.sample.values[name])
         lowest = min(stretch, key=lambda mark: mark.sample.values[name])
-        shown += [
-            mark
-            for mark in stretch
-            if mark is highest or mark is lowest or (keeps_labels and mark.label)
-        ]
+        for mark in stretch:  # in the order of time
+            is_end = mark is highest or mark is lowest
+            if is_end or (keeps_labels and mark.label):
+                shown.append(mark)
     return shown
 
 

@@ -96,6 +96,7 @@ def assert_fits(
 
 def _check_limit(step_estimate: StepEstimate, limit_bytes: int) -> None:
     """Fail if the upper end of an estimate is above a limit."""
+    # The upper end: a test that passes must mean that it fits.
     over_bytes = step_estimate.high - limit_bytes
     if over_bytes <= 0:
         return
@@ -125,6 +126,8 @@ def _check_snapshot(
         _write_sorted(snapshots, file)
         return
 
+    # The likely peak here, and no end of it: the same estimate was written down, and
+    # what it does not know is in both.
     share_more = step_estimate.peak / before["peak"] - 1
     if share_more <= rise:
         return

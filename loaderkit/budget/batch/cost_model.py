@@ -191,6 +191,8 @@ class BatchCostModel:
         except StepError:
             raise
         except Exception as error:
+            # Not looked into as ``_track_small_step`` does: small steps of this model
+            # ran, so this batch is refused, or a remedy, and callers try another.
             raise error_of_step(error) from error
 
     def with_fewest_samples(self) -> BatchCostModel:
@@ -356,7 +358,9 @@ def _fit_steps_of(
     sizes = [samples.batch_sizes(rows) for rows in batches]
     *others, last = batches
     assumed, last_log = _track_to_plan_for(model, samples.join(last), step)
-    logs = [_track(model, samples.join(rows), step, assumed) for rows in others]
+    logs = [
+        _track_small_step(model, samples.join(rows), step, assumed) for rows in others
+    ]
     logs.append(last_log)
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
@@ -388,7 +392,8 @@ def _track_to_plan_for(
                 return TrackedAnswers(
                     assumed, track_step(model, batch, step, assumed=assumed)
                 )
-        return TrackedAnswers(MOST, _track(model, batch, step, MOST))  # tells the error
+        # Fails again, and says why.
+        return TrackedAnswers(MOST, _track_small_step(model, batch, step, MOST))
     return costliest_answers(model, batch, step, log)
 
 
@@ -401,7 +406,9 @@ def _error_of_batch(cost_model: BatchCostModel, rows: list[int]) -> float:
         return 0.0
 
 
-def _track(model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed) -> Log:
+def _track_small_step(
+    model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed
+) -> Log:
     """Track a step; where that fails, say whether the step itself fails.
 
     Raises:

@@ -33,12 +33,15 @@ def batch_size_sections(
         A section with one curve, up to twice the batch size that was asked for; none
         where there is only one size.
     """
+    # Twice the size: who sees that it fits wants to know how much farther it goes.
     largest = min(2 * batch_size, samples)
     if largest < 2:
         return ()
     stride = max(1, largest // _MOST_SIZES)
     sizes = {1, *range(stride, largest + 1, stride), min(batch_size, samples)}
     prices = {size: worst_bytes(size) for size in sizes}
+    # The curve's points lie apart; the two between which it crosses the limit are the
+    # answer that people look for, and are priced by halving.
     for size in _sizes_at_the_limit(prices, limit, worst_bytes):
         prices[size] = worst_bytes(size)
     readouts = []
@@ -84,6 +87,7 @@ def _sizes_at_the_limit(
     if not larger:
         return ()
     low, high = max(fitting), min(larger)
+    # A larger batch takes no less, so one of these is the last that fits.
     while high - low > 1:
         middle = (low + high) // 2
         if worst_bytes(middle) <= limit.value:

@@ -220,6 +220,8 @@ class BatchPlan(HasPage):
             BudgetError: The plan has no cost model.
         """
         cost_model = self._require_cost_model()
+        # ``estimate`` is of the worst batch of this size, whatever is asked about: how
+        # wrong predictions are was seen there.
         size = min(self.batch_size, len(cost_model.samples))
         return probability_of_running_out(
             cost_model,
@@ -426,6 +428,7 @@ def _available_bytes(
     if spec.memory_bytes is not None:
         return _AvailableBytes(spec.memory_bytes, "of the specification")
     name = spec.kind if isinstance(device, DeviceSpec) else device
+    # Of this very device: "cuda:1" may be free where "cuda:0" is not.
     free = free_bytes(device_of(name))
     if free is None:
         message = f"There is no {name} here that tells how much memory is free."
@@ -458,6 +461,8 @@ class _Planner:
 
         step_estimate = estimate(self.model, worst_batch, self.step)
         savings = estimate_savings(self.model, worst_batch, self.step, step_estimate)
+        # Shuffles are simulated for one epoch; of more epochs the chance follows, since
+        # each is shuffled anew.
         one_epoch = probability_of_running_out(
             cost_model,
             size,
@@ -503,6 +508,7 @@ class _Planner:
             name=name,
             micro_batch=count,
             accumulation=math.ceil(self.batch_size / count) if count else 0,
+            # Where nothing fits, what the smallest step that runs would take.
             peak=cost_model.worst_peak(max(count, cost_model.fewest)),
             limit=limit,
             device=step.target.kind,
@@ -516,7 +522,7 @@ class _Planner:
         for step in self._smaller_steps():
             configurations = self._with_each_optimizer(cost_model, step)
             if configurations:
-                smallest = min(configurations, key=lambda each: each.peak)
+                smallest = min(configurations, key=lambda option: option.peak)
                 if smallest.peak > self.limit:
                     return replace(smallest, micro_batch=0, accumulation=0)
                 return smallest
@@ -540,6 +546,7 @@ class _Planner:
         """Track a step with each optimizer's implementation that torch accepts."""
         variants: tuple[OptimizerVariant, ...] = ("default",)
         if step.optimizer is not None:
+            # Never "foreach": it updates all parameters at once, with room for all.
             variants = ("loop", "fused")
         configurations = []
         for variant in variants:
@@ -561,6 +568,7 @@ class _Planner:
         """The same on the CPU of this machine, with what it has available now."""
         if self.step.target.kind == "cpu":
             return replace(balanced, name="C (CPU)")
+
         step = self.step.but(target=DeviceSpec("cpu"), variant="default")
         on_cpu = cost_model.with_target(step, self.batch_size)
         limit = read_host().available_bytes
@@ -580,6 +588,8 @@ def _error_factors(
     Returns:
         The fit's error, also on that batch, times what the estimate leaves open.
     """
+    # The fit's own error is that of small batches; this one is as large as those that
+    # the chance is about, and was tracked anyway.
     rows = cost_model.samples.worst_rows(cost_model.peak_model, size)
     error_here = prediction_error(cost_model.predict(rows), [step_estimate.peak])
     factor = 1 + max(cost_model.peak_model.error, error_here)
@@ -633,8 +643,8 @@ def _plan_notes(plan: BatchPlan, samples: Samples) -> list[str]:
         )
     if plan.estimate.target.kind != "cpu":
         notes.append("the device's own context and fragmentation are not in it")
-    is_vague = [c.high - c.low > _VAGUE_CHANCE for c in plan.chances.values()]
-    if any(is_vague):
+    widths = [chance.high - chance.low for chance in plan.chances.values()]
+    if max(widths, default=0.0) > _VAGUE_CHANCE:
         notes.append(_why_vague(plan.estimate))
     notes += [f"assumed: {assumption}" for assumption in plan.estimate.assumptions]
     return notes
@@ -648,7 +658,7 @@ def _plan_lines(plan: BatchPlan) -> Iterator[str]:
     )
     yield f"  {plan.cause}"
     for epochs, chance in plan.chances.items():
-        within = "one epoch" if epochs == 1 else f"{count_of(epochs, 'epochs')}"
+        within = "one epoch" if epochs == 1 else count_of(epochs, "epochs")
         ends = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
         yield f"  out of memory within {within}: {chance.likely:.1%}{ends}"
     for configuration in plan.configurations:

@@ -140,6 +140,8 @@ def options_of(settings: str) -> dict[str, str]:
     >>> options_of("expandable_segments:True,roundup_power2_divisions:[256:1,>:4]")
     {'expandable_segments': 'True', 'roundup_power2_divisions': '[256:1,>:4]'}
     """
+    # Commas in brackets are of a list: the look-ahead refuses one that a "]" follows
+    # before any "[".
     parts = re.split(r",(?![^\[]*\])", settings)
     pairs = [part.partition(":") for part in parts if part.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
@@ -164,6 +166,7 @@ def _mps_variables(setting: Setting) -> Iterator[EnvironmentFinding]:
 
 
 def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
+    # In the order in which torch looks: it raises for the high one first.
     high, low = _read_ratio(setting, HIGH), _read_ratio(setting, LOW)
     value = setting.environ.get(HIGH, "")
     top = DEFAULT_HIGH if high is None else high
@@ -192,7 +195,10 @@ def _low_watermark(
         yield EnvironmentFinding(
             2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}"
         )
+    # 0 takes the high watermark away, and torch then holds the low one against its
+    # greatest value.
     elif bottom > (top or MAX_RATIO):
+        # Whoever set one of them alone has to hear of that one.
         name = LOW if low is not None else HIGH
         value = setting.environ.get(name, "")
         where = "" if low is not None else f", {DEFAULT_LOW}"
@@ -203,6 +209,7 @@ def _low_watermark(
                 f'it is above {HIGH}, {top}: the first use of MPS raises "invalid low '
             )
             why += 'watermark ratio"'
+        # As ``configure_allocator`` sets it; the defaults are 1.4 of 1.7.
         less = f"{round(top * 0.75, 2):g}"
         fix = f"export {HIGH}={top:g} {LOW}={less}, or at run time "
         fix += f"torch.mps.set_per_process_memory_fraction({top:g})"
@@ -223,12 +230,13 @@ def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(FALLBACK)
     if value is None:
         return
+    # std::stoi reads "1abc" as 1, and throws where no digit comes first.
     if not re.match(r"\s*[+-]?\d", value):
         why = "torch reads it with std::stoi while it loads: no number, no import"
         yield EnvironmentFinding(
             13, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
         )
-    elif setting.torch_imported and _was_set_after_start(setting, FALLBACK):
+    elif setting.torch_imported and was_set_after_start(setting, FALLBACK):
         why = "torch reads it while it is imported; it was set inside this process, "
         why += "which counts only if that was before `import torch`"
         fix = f"{FALLBACK}={value} python train.py"
@@ -256,6 +264,7 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
         if chosen is None or value is None or name == chosen:
             continue
         other = setting.environ[chosen]
+        # The same options under two names are how one writes for several torches.
         if options_of(value) != options_of(other):
             why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
             yield EnvironmentFinding(4, "ignored", name, value, why, f"unset {chosen}")
@@ -263,7 +272,8 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
     if new is None:
         return
     version = ".".join(map(str, setting.torch_version))
-    old = OLD_NAMES[setting.backend == "hip"]
+    cuda_name, hip_name = OLD_NAMES
+    old = hip_name if setting.backend == "hip" else cuda_name
     if setting.torch_version < (2, 9):
         why = f"torch {version} does not know this name"
     elif setting.torch_version == (2, 9) and setting.backend == "cuda":
@@ -293,10 +303,12 @@ def _rejected_by_torch(
     name: str, value: str, reading: SettingsReading, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
+    # 16: torch refuses what our reading of its rules would let pass.
     number = 16
     if reading.rejected is not None:
         number = _NUMBER_OF_CAUSE[reading.rejected.cause]
     if setting.asked_torch:
+        # And the other way round: a torch of another version may take it.
         if setting.torch_error is None:
             return
         why = f"the first use of the allocator raises {setting.torch_error}"
@@ -345,6 +357,7 @@ def _conflicting_options(
     name: str, value: str, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     options = options_of(value)
+    # All that is said below is of options that do not go with this one.
     if options.get("expandable_segments", "").lower() != "true":
         return
     others = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
@@ -369,6 +382,7 @@ def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
         return
     name = settings_variable(setting)
     now = setting.environ.get(name or "", "")
+    # By their options: their order and the white space between them say nothing.
     if name is None or options_of(now) == options_of(setting.effective):
         return
     in_effect = setting.effective or "none"
@@ -377,7 +391,7 @@ def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
     yield EnvironmentFinding(10, "ignored", name, now, why, fix)
 
 
-def _was_set_after_start(setting: Setting, name: str) -> bool:
+def was_set_after_start(setting: Setting, name: str) -> bool:
     """Tell a variable set inside this process from one it was started with."""
     if setting.started_with is None:
         return False

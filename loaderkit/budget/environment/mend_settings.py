@@ -30,8 +30,8 @@ _EXAMPLES = {
     OptionKind.BACKEND: "native",
 }
 """A value that torch takes, where nothing of what was written can be kept."""
-
-
+_LEAST = {OptionKind.SPLIT: 20, OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}
+"""The least number that torch takes, where it is not 0: 20 MiB are its segment."""
 _LIKE = 0.7
 """Likeness of names from which one is taken for the other misspelt; chosen: options are
 long, and only torch's own stand to choose from."""
@@ -65,9 +65,11 @@ def mended_settings(settings: str, backend: str = "cuda") -> str | None:
     options: dict[str, str] = {}
     for name, value in _split_leniently(settings):
         near = name if name in known else nearest_option(name)
+        # ``nearest_option`` looks among CUDA's too, which another build does not read.
         if near is not None and near in known:
             options[near] = _mended_value(known[near], value)
     candidate = ",".join(f"{name}:{value}" for name, value in options.items())
+    # What is told to be pasted was read by the same rules that refused the original.
     if candidate and read_allocator_settings(candidate, backend).rejected is None:
         return candidate
     # One option cannot go with another, such as a split below the size of a segment.
@@ -80,6 +82,7 @@ def mended_settings(settings: str, backend: str = "cuda") -> str | None:
 
 def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
     """Split by any of the separators that people write."""
+    # Quotes of a shell's line that was copied into a file: to torch they are letters.
     plain = re.sub(r"[\s'\"]", "", settings)
     for part in re.split(r"[,;&|](?![^\[]*\])", plain):
         match = re.match(r"([A-Za-z_]\w*)[:=]+(.+)", part)
@@ -98,6 +101,7 @@ def _mended_value(kind: OptionKind, value: str) -> str:
         return near[0] if near else "native"
     if kind is OptionKind.RATIO:
         return _mended_ratio(value)
+    # Cut off at nine digits: of twenty torch says that they are too large.
     number = re.match(r"\d{1,9}", value)
     if kind is OptionKind.DIVISIONS and value.startswith("["):
         attempt = f"roundup_power2_divisions:{value}"
@@ -105,10 +109,8 @@ def _mended_value(kind: OptionKind, value: str) -> str:
         return value if accepted else _EXAMPLES[kind]
     if number is None:
         return _EXAMPLES[kind]
-    least = {OptionKind.SPLIT: 20, OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}.get(
-        kind, 0
-    )
-    mended = max(int(number[0]), least)
+    mended = max(int(number[0]), _LEAST.get(kind, 0))
+    # torch takes powers of two alone for these.
     if kind in {OptionKind.DIVISIONS, OptionKind.THREADS}:
         nearest_exponent = round(math.log2(max(1, mended)))
         mended = 2**nearest_exponent
@@ -122,6 +124,7 @@ def _mended_ratio(value: str) -> str:
     if percent is None:
         return _EXAMPLES[OptionKind.RATIO]
     number = float(percent[1])
+    # 80 and "80%" are 0.8; 1 is a share already, and one that torch refuses.
     if 1 < number < 100:
         number /= 100
     return f"{number:g}" if 0 < number < 1 else _EXAMPLES[OptionKind.RATIO]

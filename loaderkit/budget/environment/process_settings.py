@@ -18,6 +18,7 @@ from loaderkit.budget.environment.allocator_settings import (
     HIGH,
     LOW,
     EnvironmentFinding,
+    was_set_after_start,
 )
 from loaderkit.budget.environment.native_readers import (
     GLIBC_RANGES,
@@ -135,10 +136,14 @@ def _name_meant_by(name: str) -> str | None:
     """
     if name in KNOWN_NAMES or name in _REAL_BUT_NEAR:
         return None
+    # From the surest reading to the vaguest: another case, a slip of the fingers, words
+    # that were misremembered, and at last a name that is merely alike.
     upper = name.upper()
+    if upper in KNOWN_NAMES:
+        return upper
     one_edit = [known for known in KNOWN_NAMES if _is_one_edit(upper, known)]
-    if upper in KNOWN_NAMES or one_edit:
-        return upper if upper in KNOWN_NAMES else one_edit[0]
+    if one_edit:
+        return one_edit[0]
     # Long names are misremembered by the word: one is left out, or two are exchanged.
     words = list(filter(None, upper.split("_")))
     for known in KNOWN_NAMES:
@@ -147,15 +152,15 @@ def _name_meant_by(name: str) -> str | None:
             return known
     if not _FAMILIES.match(upper):
         return None
-    return next(
-        iter(difflib.get_close_matches(upper, KNOWN_NAMES, 1, cutoff=_CLOSE)), None
-    )
+    near = difflib.get_close_matches(upper, KNOWN_NAMES, 1, cutoff=_CLOSE)
+    return near[0] if near else None
 
 
 def _is_one_edit(name: str, known: str) -> bool:
     """Tell whether one letter is missing, added or another, or two are exchanged."""
     if name == known or abs(len(name) - len(known)) > 1:
         return False
+    # What is left between the letters that both begin and end with is the edit.
     start = _common_start(name, known)
     end = _common_start(name[start:][::-1], known[start:][::-1])
     part, known_part = name[start : len(name) - end], known[start : len(known) - end]
@@ -201,6 +206,7 @@ def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
 def _blocking_launches(setting: Setting) -> Iterator[EnvironmentFinding]:
     for name in BLOCKING:
         value = setting.environ.get(name)
+        # 0, and nothing at all, is how one turns it off: that costs nobody anything.
         if value is None or re.fullmatch(r"\s*0*\s*", value, re.ASCII):
             continue
         if setting.backend not in {"cuda", "hip"}:
@@ -238,13 +244,15 @@ def _openmp_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(name)
     if value is None:
         return
+    # One finding a variable, of what hides the others: a number that is not read, read
+    # too late, or overruled, cannot be too high as well.
     count = openmp_threads(value)
     mkl_count = _threads_of_mkl(setting)
     if count is None:
         why = "it is no number of threads: OpenMP reports it and takes its default"
         fix = f"export {name}={setting.cpus or 1}"
         yield _judged("ignored", name, value, why, fix)
-    elif setting.torch_imported and _set_after_start(setting, name):
+    elif setting.torch_imported and was_set_after_start(setting, name):
         why = (
             "OpenMP reads it while it is loaded, before or with torch; it was set "
             "inside this process"
@@ -402,6 +410,7 @@ def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
         if value is not None and not is_read_by_libgomp(name, value):
             why = f"it is not {form.description}"
             yield _dropped_by_openmp(name, value, why)
+    # By the name's beginning: there are dozens of them, and none has an effect here.
     for name in sorted(setting.environ):
         value = setting.environ[name]
         if name.startswith("KMP_") and not _is_set_by_sklearn(setting, name):
@@ -415,7 +424,7 @@ def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
 def _is_set_by_sklearn(setting: Setting, name: str) -> bool:
     """Whether importing scikit-learn set a variable, and nobody asked for it."""
     value = setting.environ[name]
-    return value == _SET_BY_SKLEARN.get(name) and _set_after_start(setting, name)
+    return value == _SET_BY_SKLEARN.get(name) and was_set_after_start(setting, name)
 
 
 def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -464,7 +473,7 @@ def _glibc_settings(setting: Setting, preloaded: str) -> Iterator[EnvironmentFin
         elif replaced is not None:
             why = f"{replaced[0]} is preloaded and serves malloc: only glibc reads it"
             yield _judged("useless", name, value, why)
-        elif _set_after_start(setting, name):
+        elif was_set_after_start(setting, name):
             why = "glibc reads it when the process starts; it was set inside this one"
             fix = f"{name}={value} python train.py"
             yield _judged("ignored", name, value, why, fix)
@@ -508,7 +517,8 @@ def _with_suffix(value: str) -> int | None:
     match = re.fullmatch(r"\s*(\d+)\s*([kKmMgG])(?:i?[bB])?\s*", value, re.ASCII)
     if match is None:
         return None
-    return int(match[1]) << 10 * (1 + "kmg".index(match[2].lower()))
+    power_of_1024 = 1 + "kmg".index(match[2].lower())
+    return int(match[1]) << 10 * power_of_1024
 
 
 def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
@@ -517,8 +527,8 @@ def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
     for name, number in split_tunables(value):
         variable = variables.get(name)
         near = difflib.get_close_matches(name, MALLOC_TUNABLES, 1, cutoff=_CLOSE)
-        about_malloc = "malloc" in name or bool(near)
-        if not about_malloc:
+        is_about_malloc = "malloc" in name or bool(near)
+        if not is_about_malloc:
             # Of the loader, the processor, ...: not about memory.
             continue
         if name not in MALLOC_TUNABLES:
@@ -544,10 +554,3 @@ def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
             continue
         fix = "GLIBC_TUNABLES=NAME=NUMBER:NAME=NUMBER python train.py"
         yield _judged("ignored", "GLIBC_TUNABLES", value, why, fix)
-
-
-def _set_after_start(setting: Setting, name: str) -> bool:
-    """Tell a variable set inside this process from one it was started with."""
-    if setting.started_with is None:
-        return False
-    return setting.started_with.get(name) != setting.environ.get(name)

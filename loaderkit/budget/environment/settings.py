@@ -221,6 +221,8 @@ def _set_watermarks(torch: Any, fraction: float) -> dict[str, str]:
 
 def _set_variable(options: dict[str, str]) -> dict[str, str]:
     """Put all options under one name, the one this torch reads."""
+    # The old names last, since they win where several are set: what counted goes on to
+    # count.  All are taken away, or an old name would win over what is set here.
     options_before: dict[str, str] = {}
     for name in (UNIFIED, *OLD_NAMES):
         options_before |= options_of(os.environ.pop(name, ""))
@@ -277,6 +279,7 @@ def _ask_torch(torch: Any) -> _TorchAnswer:
 
 
 def _usable_cpus() -> int | None:
+    # macOS has no affinity: a process may use all.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -316,6 +319,7 @@ def _has_used_accelerator(torch: Any) -> bool:
     """Tell whether torch has used an accelerator, and so read its settings."""
     if torch is None:
         return False
+
     return bool(torch.cuda.is_initialized())
 
 
@@ -327,6 +331,8 @@ def _current_backend(torch: Any) -> str:
         if torch.version.cuda:
             return "cuda"
     version = _version_text()
+    # Wheels say it behind the version: "2.13.0+cpu".  One from PyPI says nothing, and
+    # is CUDA's on Linux.
     for word, backend in (("rocm", "hip"), ("xpu", "xpu"), ("cpu", "cpu")):
         if word in version:
             return backend

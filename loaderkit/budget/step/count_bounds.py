@@ -109,11 +109,13 @@ class CountBounds:
         named = arguments_by_name(func, args, kwargs)
         name = str(func._schema.name).removeprefix("aten::")  # noqa: SLF001 -- the way to ask
         for position, output in enumerate(outputs):
+            # A mask needs no bound of its own: each of its elements counts for one.
             if output.dtype == torch.bool:
                 continue
             most = self._most_of_output(func, name, named, position)
             if most is not None:
                 self._most[output] = most
+        # An operator in place gives what it has written to: the first of its outputs.
         for written in written_tensors(func, args, kwargs):
             if written in self._overwritten_of and outputs[0] in self._most:
                 key = self._overwritten_of[written]
@@ -130,7 +132,11 @@ class CountBounds:
             named: Its arguments.
             position: Of the result.
         """
-        operands = tensors_in({k: v for k, v in named.items() if k not in _NO_VALUES})
+        read = {
+            argument: v for argument, v in named.items() if argument not in _NO_VALUES
+        }
+        operands = tensors_in(read)
+        # Not one less: a number beyond the last of the table has that place.
         if name in _PLACES_IN_A_TABLE:
             return int(named[_PLACES_IN_A_TABLE[name]].shape[-1])
         if name in _COUNTS | _POSITIONS:
@@ -144,10 +150,9 @@ class CountBounds:
             return bounds[0] * _size_along(operands[0], named)
         known = [bound for bound in bounds if bound is not None]
         if name in {"mul", "add"}:
-            numbers = (named["self"], named["other"])
-            known += [
-                _size_of_number(x) for x in numbers if isinstance(x, (int, float))
-            ]
+            both = (named["self"], named["other"])
+            numbers = [value for value in both if isinstance(value, (int, float))]
+            known += map(_size_of_number, numbers)
         if not known:
             # What floats are rounded to has no bound; as many as there are is a guess.
             return max(tensor.numel() for tensor in operands)
@@ -157,8 +162,12 @@ class CountBounds:
             return math.prod(known)
         if name == "add":
             return sum(known)
+        # Of integers an operator that is not named here is taken to keep them in range,
+        # as most do; of floats (exp, div by a share) it is not.
         is_integer = any(map(_is_integer, operands))
-        return max(known) if is_integer or func.is_view or name in _KEEPING else None
+        if is_integer or func.is_view or name in _KEEPING:
+            return max(known)
+        return None
 
     def _is_count(self, tensor: torch.Tensor) -> bool:
         return tensor.dtype == torch.bool or tensor in self._most

@@ -95,6 +95,10 @@ _UNREDUCED = {
 """Losses whose result keeps the storage that it was reduced in (measured)."""
 
 
+_MEAN = 1
+"""torch's number of the reduction that losses have by default."""
+
+
 def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
     """Say what a kernel takes while it runs.
 
@@ -109,6 +113,8 @@ def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
     for begins, rule in _RULES.items():
         if name.startswith(begins):
             return rule(call)
+    # What these take is their library's choice: none is likely, and what there may be
+    # is at the upper end alone.
     high = 0
     if name.startswith(_SOLVERS):
         high = _TIMES_SOLVED * touched_bytes + _LIBRARY_BYTES
@@ -126,7 +132,8 @@ def kept_by_cuda(call: KernelCall) -> int:
     args, named = rebuild_call(call.leaves, call.structure)
     # The reduction is the argument behind the operands: 0 stands for none.
     numbers = [arg for arg in args if type(arg) is int]
-    is_reduced = named.get("reduction", (numbers or [1])[0]) != 0
+    reduction = numbers[0] if numbers else _MEAN
+    is_reduced = named.get("reduction", reduction) != 0
     return call.tensors[0].nbytes if is_reduced else 0
 
 
@@ -140,6 +147,7 @@ def _of_reduction(call: KernelCall) -> Bounds:
     if name.startswith((*_POSITIONS, *_MOMENTS)):
         accumulated_bytes = _OF_POSITION
     else:
+        # Halves are added up as float32 (torch's acc_type).
         accumulated_bytes = max(tensor.dtype.itemsize, torch.float32.itemsize)
     reduction = Reduction(tensor.shape, tensor.stride, axes, accumulated_bytes)
     return staging_bytes(reduction)
@@ -150,8 +158,10 @@ def _axes_of(
 ) -> tuple[int, ...]:
     """Find the axes that go among the arguments; all where none are named."""
     if "vector_norm" in name or name.startswith("aten::norm."):
-        args = args[1:]
-    named = kwargs.get("dim", args[0] if args else None)
+        args = args[1:]  # the first is the order of the norm
+    first = args[0] if args else None
+    named = kwargs.get("dim", first)
+    # ``std(x, unbiased)`` has a bool there: an int to isinstance, and no axis.
     if isinstance(named, int) and not isinstance(named, bool):
         return (named,)
     if isinstance(named, list | tuple) and named:
@@ -180,6 +190,7 @@ def attention_workspace(groups: int, length: int, width: int) -> int:
 
 
 def _of_attention(call: KernelCall) -> Bounds:
+    # Its operands are the gradient, queries, keys, values ...
     _, queries, *_ = call.tensors
     *groups, length, width = queries.shape
     workspace = attention_workspace(math.prod(groups), length, width)
@@ -187,6 +198,7 @@ def _of_attention(call: KernelCall) -> Bounds:
 
 
 def _of_softmax_backward(call: KernelCall) -> Bounds:
+    # The kernels begin with ``grad.contiguous()`` (``SoftMax.cu``).
     copied = _copied_bytes(call.tensors[0])
     return Bounds(copied, copied, copied)
 

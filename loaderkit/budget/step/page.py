@@ -36,6 +36,7 @@ def history_sections(
     """
     if len(history) < 2:
         return ()
+
     peak = max(range(len(history)), key=lambda index: history[index].total)
     series = [
         Series(
@@ -52,6 +53,7 @@ def history_sections(
         ),
         x=tuple(float(moment.event) for moment in history),
         x_name="allocations and releases of the step, in their order (no time)",
+        # A part that a step never has, such as buffers, needs no colour in the legend.
         series=tuple(layer for layer in series if any(layer.values)),
         unit="bytes",
         readouts=tuple(_readout_text(moment) for moment in history),
@@ -105,7 +107,7 @@ def modules_sections(modules: Mapping[str, int]) -> tuple[Section, ...]:
     shown = list(itertools.islice(modules.items(), _MOST_MODULES))
     hidden = list(modules.values())[_MOST_MODULES:]
     if hidden:
-        shown.append((f"{count_of(len(hidden), 'more modules')}", sum(hidden)))
+        shown.append((count_of(len(hidden), "more modules"), sum(hidden)))
     bars = tuple(Bar(name, size, format_bytes(size)) for name, size in shown)
     blocks: tuple[Block, ...] = (
         Bars("Activations that each module keeps for the backward pass.", bars),

@@ -47,6 +47,7 @@ class RealValues:
 
     def name_value(self, fake: Any, real: Any, *, trained: bool) -> None:
         """Name the value of a tensor of the model or the batch, which is only read."""
+        # An estimate computes on the CPU alone, and takes no memory of a device.
         if real.device.type == "cpu" and isinstance(fake, FakeTensor):
             self._given.add(_storage_key(real))
             self._values[fake] = Value(real.detach(), trained)
@@ -76,21 +77,25 @@ class RealValues:
         if not outputs:
             return
         mutated = written_tensors(func, args, kwargs)
+        # The fake was written to, and its real twin was not: what it holds is old.
         if not self._can_compute(func, operands, mutated, outputs):
             self._forget_values(mutated)
             return
         is_trained = any(value.trained for value in self._values_of(operands))
         is_trained = is_trained or _draws_random_numbers(func)
+        real_args = tree_map(self._real_value, args)
+        real_kwargs = tree_map(self._real_value, kwargs)
         try:
-            result = func(
-                *tree_map(self._real_value, args), **tree_map(self._real_value, kwargs)
-            )
+            result = func(*real_args, **real_kwargs)
         except Exception:  # noqa: BLE001 -- then the values are not known
+            # It may have failed half way through what it writes to.
             self._forget_values(mutated)
             return
         reals = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
         fakes = [leaf for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)]
         for fake, real in zip(fakes, reals, strict=False):
+            # No operator was seen that gives another shape for real; a value that does
+            # not fit its fake would be read in the wrong places.
             if isinstance(fake, FakeTensor) and fake.shape == real.shape:
                 self._name_computed_value(fake, real, trained=is_trained)
 
@@ -116,9 +121,12 @@ class RealValues:
         if len(self._values_of(operands)) < len(operands):
             return False
         read_bytes = sum(t.numel() * t.itemsize for t in operands)
-        made_bytes = 0 if func.is_view else sum(t.numel() * t.itemsize for t in outputs)
+        made_bytes = 0
+        if not func.is_view:
+            made_bytes = sum(t.numel() * t.itemsize for t in outputs)
         if read_bytes > _LARGEST_READ_BYTES or self.bytes + made_bytes > LIMIT_BYTES:
             return False
+        # ``_given`` is memory of the user's model and batch: nothing may write there.
         changed_keys = {_storage_key(v.real) for v in self._values_of(mutated)}
         return changed_keys.isdisjoint(self._given)
 
@@ -133,6 +141,7 @@ class RealValues:
     def _count_storage(self, real: torch.Tensor) -> None:
         storage = real.untyped_storage()
         key, size = _storage_key(real), storage.nbytes()
+        # A view of what is counted, or of the user's, takes nothing more.
         if key in self._live or key in self._given:
             return
         self._live[key] = weakref.ref(
@@ -148,6 +157,7 @@ class RealValues:
     def _forget_values(self, tensors: list[torch.Tensor]) -> None:
         """Forget what shares memory with tensors whose change is not known."""
         changed = {_storage_key(value.real) for value in self._values_of(tensors)}
+        # A list: the dictionary loses entries while fakes die, and while we delete.
         for fake, value in list(self._values.items()):
             if _storage_key(value.real) in changed:
                 del self._values[fake]
