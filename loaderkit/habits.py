@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 # A comment in the tables below says whose names follow, where they are one library's.
-# tests/test_habits.py asks the libraries for all names that they have, and fails where
-# a release has a new one.
+# tests/test_habits.py asks those that are installed for all their names, and fails
+# where a release has a new one.
 class Hint(NamedTuple):
     """What to use in place of a name that is not here."""
 

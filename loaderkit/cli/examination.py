@@ -100,17 +100,22 @@ def examine() -> Examination:
     Raises:
         BudgetError: A setting keeps torch from being imported at all.
     """
+    # Before the first import of torch in this process, which may never return.
     _refuse_endless_import()
     import torch
 
     from loaderkit.loader.build import build_loader
     from loaderkit.memory.probes import present_devices, read_device
 
+    # Asking makes torch read its settings for good.  Elsewhere that is left to the
+    # user's program; this process ends behind the answer.
     environment = check_environment(ask_torch=True)
     devices: dict[str, Mapping[CounterName, int | str]] = {}
     for device in present_devices():
         values, missing = read_device(device, full=True)
         devices[str(device)] = {**values, **missing}
+    # Samples in memory, of a size that everybody can picture: what differs from machine
+    # to machine are the limits, and those are what the plan is shown for.
     samples = [torch.zeros(1000) for _ in range(64)]
     first_device = next(iter(devices), "cpu")
     plan: LoaderPlan = build_loader(samples, first_device, batch_size=8).plan

@@ -109,6 +109,7 @@ def device_sections(
         bars = tuple(
             Bar(name, value, format_bytes(value))
             for name, value in readings.items()
+            # A text is the reason why there is no reading.
             if isinstance(value, int) and COUNTERS[name].unit == "bytes"
         )
         drawn = {bar.name for bar in bars}

@@ -128,6 +128,7 @@ def _run_command(
     except LoaderkitError as error:
         print_error(error, dialect, as_json=options.json)
         return 1
+    # What is printed is for whoever typed this: fixes are commands, and not calls.
     if isinstance(answer, HasFixes):
         answer = answer.in_dialect(dialect)
     print_answer(answer, as_json=options.json)

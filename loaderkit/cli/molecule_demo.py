@@ -25,6 +25,8 @@ from loaderkit.units import count_of, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Chosen: widths at which training takes seconds on a laptop, and as many epochs of
+# reading alone as give a median.
 BATCH = 64
 WIDTH = 64
 READ_EPOCHS = 5
@@ -171,6 +173,7 @@ def train(dataset: Any, epochs: int) -> tuple[float, float]:
         Root mean square error on the test split: the model's, and the mean's.
     """
     torch.manual_seed(0)
+    # All molecules at once, for the fields that say which of them are for testing.
     everything = dataset.batch(range(len(dataset)))
     testing, training = dataset[everything.test], dataset[~everything.test]
     target = everything.y[~everything.test]
@@ -218,6 +221,7 @@ def measure_way(way: str, raw: str, cache: str) -> tuple[float, int]:
         for _batch in loader:
             pass
         times.append(time.perf_counter() - start)
+    # The median: the first epoch opens files, and any may meet another program.
     count = len(loader.dataset)
     return count / sorted(times)[len(times) // 2], _anonymous_bytes() - before
 
@@ -242,6 +246,7 @@ class PtFiles(torch.utils.data.Dataset[Any]):
         return len(self.files)
 
     def __getitem__(self, row: int) -> Any:
+        # As people who do this have it: PyG's graphs need classes allowed by name else.
         return torch.load(self.files[row], weights_only=False)
 
 
@@ -249,7 +254,7 @@ class InMemory(InMemoryDataset):  # type: ignore[misc]
     """PyG's way for what fits in memory."""
 
     def __init__(self, folder: str) -> None:
-        super().__init__(None)
+        super().__init__(None)  # without a folder PyG writes nothing to disk
         files = PtFiles(folder)
         graphs = [files[row] for row in range(len(files))]
         self.data, self.slices = self.collate(graphs)

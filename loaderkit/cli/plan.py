@@ -103,6 +103,7 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
 def _build_model(name: str) -> Any:
     """Find a model; call what makes one."""
     model = named_object(name)
+    # A class of modules has ``parameters`` too, and is what makes one.
     if not isinstance(model, type) and hasattr(model, "parameters"):
         return model
     fix = "def make_model(): return Model(16, 32), and file.py:make_model"
@@ -123,6 +124,7 @@ def _open_data(options: argparse.Namespace) -> Any:
     from loaderkit.budget.batch.samples import samples_of_shape
     from loaderkit.datasets.open import open_cache
 
+    # A shape first: no cache is called "80x7" where somebody means that.
     if re.fullmatch(f"{_SHAPE}(,{_SHAPE})*", options.data):
         return samples_of_shape(options.data, options.batch_size)
     if is_url(options.data) or Path(options.data).is_dir():

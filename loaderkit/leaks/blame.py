@@ -128,6 +128,7 @@ def find_growth(
         if not (only_if_unexplained and is_explained):
             new_growths = [item for item in find(evidence) if not _is_ours(item)]
             growths = _once_a_holder([*new_growths, *growths])
+    # Before shares are taken: an effect may weigh more than its cause.
     growths = _without_effects(growths, rate)
     heaviest = max((growth.bytes_per_epoch for growth in growths), default=0)
     least = max(_LEAST_SHARE_OF_HEAVIEST * heaviest, _LEAST_SHARE_OF_RATE * rate)

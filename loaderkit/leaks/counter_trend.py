@@ -134,6 +134,7 @@ def read_too_seldom(series: SeriesByCounter) -> dict[AnyCounter, int]:
     >>> read_too_seldom({"malloc": (range(9), range(9)), "shm_files": ([0, 8], [0, 0])})
     {'shm_files': 2}
     """
+    # Held against the counter that was read most often, which is every epoch as a rule.
     counts = {name: len(epochs) for name, (epochs, _) in series.items()}
     longest = max(counts.values(), default=0)
     fewest = min(longest / 3, ENOUGH_READINGS)
@@ -149,5 +150,6 @@ def thin_out(values: Sequence[float]) -> list[float]:
     count = len(values)
     if count <= _MOST_POINTS:
         return list(values)
+    # From the first to the last, both included: the slope rests on the ends.
     step = (count - 1) / (_MOST_POINTS - 1)
     return [values[round(point * step)] for point in range(_MOST_POINTS)]

@@ -132,6 +132,7 @@ def worst_first(counters: Sequence[CounterTrend]) -> list[CounterTrend]:
 
 
 def _has_moved(counter: CounterTrend) -> bool:
+    # NaN stands for a reading that failed, and is unequal to itself: two are one here.
     values = {value if is_known(value) else None for value in counter.values}
     return len(values) > 1
 
@@ -178,7 +179,8 @@ def _limits_near(counter: CounterTrend, limit: Limit | None) -> tuple[Limit, ...
     if not values:
         return ()
     low, high = min(values), max(values)
-    return (limit,) if limit.value < high + _NEAR_LIMIT * (high - low) else ()
+    is_near = limit.value < high + _NEAR_LIMIT * (high - low)
+    return (limit,) if is_near else ()
 
 
 def _table_row(counter: CounterTrend, period: str) -> tuple[str, ...]:

@@ -131,6 +131,7 @@ class LeakReport(HasPage):
         for number, text in enumerate(self.growth_texts, 1):
             lines.append(f"{number}. {text}")
         lines += [f"allocated: {site}" for site in self.sites]
+        # A path that is broken cannot be clicked on, nor pasted.
         paths = list(self._paths())
         entries = [wrap_lines(line, unbroken=paths) for line in lines]
         # What would not end on the screen is left out as a whole.
@@ -276,6 +277,8 @@ class LeakReport(HasPage):
 
     def _table_lines(self) -> list[str]:
         """Write the counters that moved, then the main ones, at most eight."""
+        # The worst first, as only eight have room; then those that people want to
+        # see where nothing grows.
         rows = list(self.leaks)
         rows += [
             counter for counter in self.counters if counter.trend.verdict == NEEDS_MORE

@@ -57,6 +57,8 @@ class Batching:
             why = "the samples are in a store, and not mirrored yet"
             return TypicalBatch(None, why)
         if isinstance(self.batches, EpochBatches):
+            # One in the middle: buckets begin with the shortest, and the last batch may
+            # not be full.
             epoch = self.batches.current()
             return TypicalBatch(epoch.batch(len(epoch) // 2) if len(epoch) else None)
         if self.batches is None:
@@ -98,6 +100,7 @@ def _batching_of_stream(
 ) -> Batching:
     _check_iterable_ranks(description, options, ranks)
     batch_size = options.most_samples or 1
+    # A user's seed may be negative, or of 64 bits and more.
     rule = IterableRule(batch_size, options.drop_last, seed % 2**63, ranks)
     in_words = _joined_words(
         _batch_size_in_words(options),
@@ -179,6 +182,7 @@ def _epoch_batches(
     if options.bucket_by is not None:
         counted.add(options.bucket_by)
     stored = description.stored_rows
+    # Of a store blocks are cut at its shards, so that each is downloaded once an epoch.
     shard_of_row = None
     if options.shuffle == "block" and stored is not None:
         shard_of_row = stored.shard_of_row

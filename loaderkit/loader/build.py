@@ -83,6 +83,7 @@ def build_loader(
     seed = choose_seed(asked, ranks)
     collate = _choose_collate(dataset, asked)
 
+    # Without batches torch gives collate_fn a sample, and who measures here a list.
     reading_collate = collate if asked.batched else OneByOne(collate)
     description = describe_dataset(dataset, asked, reading_collate)
     batching = choose_batching(description, asked, seed.value, ranks)
@@ -158,6 +159,8 @@ def _largest_batch_bytes(
         return options.limits["bytes"]
     if description.is_missing_shards:
         return None  # sizes are read from all shards: no plan is worth downloading them
+    # The user asked for no sizes: where ``sizes()`` is wrong, or a name means something
+    # else in their dataset, the plan does without.
     try:
         sizes = sizes_of(description.dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
@@ -203,6 +206,7 @@ def _loading_in_words(class_name: str | None) -> str:
 
 
 def _no_batches_in_words(options: LoaderOptions) -> str:
+    # The last that applies: drop_last empties an epoch that has samples left.
     why = "the sampler gives no rows"
     if options.oversized == "skip":
         why = "all samples are above the limits, and oversized='skip' leaves out such "
@@ -223,6 +227,7 @@ def _forecast_reading(
     samples = facts.samples
     if isinstance(batching.batches, EpochBatches):
         rule = batching.batches.rule
+        # Rounded up: the last ranks repeat samples where they do not come out even.
         samples = -(-samples // rule.ranks)
         if rule.shuffle == "block":
             order = "shuffled in blocks"
@@ -232,6 +237,8 @@ def _forecast_reading(
     if facts.measured is not None:
         rate = batches_per_s(facts, plan.num_workers.value)
         samples_per_s = rate * samples / batches
+    # How fast the disk is matters where files do not stay in memory, and is measured
+    # only where the user lets us measure.
     is_larger = stored.file_bytes > stored.free_bytes
     disk = measure_disk(stored.files) if is_larger and facts.measured else None
     return forecast_reading(
@@ -263,6 +270,8 @@ def _choose_page_locked(
     options: LoaderOptions,
 ) -> PageLockedMemory | None:
     """Choose where batches are made; None for ordinary memory."""
+    # Workers cannot lock pages for this process; and only what our ``collate`` gathers
+    # is made where we say.
     joined, _ = split_transform(collate)
     gathers = options.batched and is_gathering(description.dataset, joined)
     is_made_here = plan.pin_memory.value and not plan.num_workers.value
@@ -313,6 +322,7 @@ def _make_loader(
         "generator": options.generator,
         "timeout": options.timeout,
     }
+    # Without workers torch refuses a start method, to keep them and to prefetch.
     if plan.num_workers.value:
         start_method = plan.multiprocessing_context.value
         context = multiprocessing.get_context(start_method)
@@ -321,6 +331,8 @@ def _make_loader(
         settings["prefetch_factor"] = plan.prefetch_factor.value
         if not plan.in_order.value:  # torch 2.5 does not know it
             settings["in_order"] = False
+    # torch takes a batch_sampler alone: with batch_size, shuffle, sampler or drop_last
+    # beside it it raises.
     if batches is None:
         settings |= {"batch_size": batch_size, "drop_last": options.drop_last}
     elif options.batched:

@@ -148,6 +148,8 @@ def describe_dataset(
     joined_by_user = options.collate_fn is not None
     changed_by_user = options.batch_transform is not None
     users_code_makes_batches = joined_by_user or changed_by_user
+    # All that the plan may still choose, or the user has chosen; nothing needs to be
+    # pickled where it can only be forked.
     methods = {
         options.multiprocessing_context or multiprocessing.get_start_method(),
         os.environ.get(START_METHOD_VARIABLE) or "fork",
@@ -195,6 +197,7 @@ def check_dataset(dataset: object, options: LoaderOptions) -> None:
     if options.sampler is not None or options.batch_sampler is not None:
         return
 
+    # A sampler may choose its keys; ours chooses the numbers from 0 on.
     if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
         fix = "list(samples.values()), or sampler=list(samples)"
         raise _no_dataset(dataset, "its keys are not the numbers from 0 on", fix)
@@ -317,6 +320,8 @@ def _sizes_of_stack(stack: StackDataset[Any], name: str) -> Ints | None:
         try:
             known.append(sizes_of(part, name))
         except LoaderError:
+            # A part without graphs, such as labels, has no nodes to count.  Whether it
+            # has graphs is seen at its first sample.
             of_graphs = name in {"nodes", "edges"} and len(part)
             if not of_graphs or holds_graphs(part[0]):
                 return None

@@ -75,6 +75,8 @@ class Forecast(HasCard):
     @property
     def first(self) -> Line | None:
         """The limit that would break first; None when nothing is known."""
+        # By shares, since one is of bytes and another of files.  ``or 1`` is for the
+        # type checker: of a limit of 0 there is no share.
         known = [line for line in self.lines if line.limit]
         return max(known, key=lambda line: line.need / (line.limit or 1), default=None)
 
@@ -134,6 +136,8 @@ def forecast(
     in_flight = num_workers * (prefetch_factor or 0)
     worker_bytes = FORKED_BYTES if start_method == "fork" else SPAWNED_BYTES
     waiting = in_flight + read_ahead
+    # At the worst moment: the loop has one batch, each worker makes one, and all that
+    # may be asked for ahead is finished and waits.
     parts = {
         "this process": batch_bytes * (1 + read_ahead),
         "workers": num_workers * (worker_bytes + batch_bytes),
@@ -162,11 +166,14 @@ def pinned_bytes(batch_bytes: int, waiting: int) -> int:
     """
     if not batch_bytes:
         return 0
+    # Counted as one block.  Of many tensors each is rounded up by itself: to less than
+    # twice their sum, as this is.
     rounded_up = 1 << (batch_bytes - 1).bit_length()
     return rounded_up * (waiting + 1)
 
 
 def _memory_line(host: Host, need: int, num_workers: int) -> Line:
+    # What is free, all ranks of this machine will take at once.
     left = host.available_bytes // host.local_ranks
     return Line(
         f"memory ({host.available_from})",
@@ -186,6 +193,8 @@ def _worker_lines(
         f"{count_of(num_workers, 'workers')}, {count_of(in_flight, 'batches')} in "
         "flight"
     )
+    # A segment takes a descriptor, and is not in /dev/shm (memory/shm_batch.py).  The way
+    # of torch is a file there, a descriptor and a mapping for each tensor.
     in_segments = sharing == "parcel"
     files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
     yield Line(

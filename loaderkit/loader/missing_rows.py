@@ -96,17 +96,18 @@ def error_of_missing_rows(
         The error to raise in its place, from it; of the same type to those who catch
         it.  None where it is about something else.
     """
+    # What the dataset raised, where ours has wrapped it to name the sample.
     users_error = error
-    is_about_users = isinstance(error, LoaderError)
-    if is_about_users and isinstance(error.__cause__, Exception):
+    if isinstance(error, LoaderError) and isinstance(error.__cause__, Exception):
         users_error = error.__cause__
     if isinstance(users_error, TypeError) and chooser is not None:
         return error_of_no_row(chooser, dataset, rows)
     if not isinstance(users_error, LookupError):
         return None
-    explanation = _explain_by_sampler(chooser, dataset, rows) or _explain_by_subset(
-        dataset, rows
-    )
+    # The sampler first: it was made last, and a subset's own rows may be right.
+    explanation = _explain_by_sampler(chooser, dataset, rows)
+    if explanation is None:
+        explanation = _explain_by_subset(dataset, rows)
     if explanation is None:
         return None
     if isinstance(users_error, LoaderkitError):
@@ -131,6 +132,7 @@ def error_of_no_row(
     Returns:
         The error to raise; None where all are numbers, or may be rows all the same.
     """
+    # Any other dataset may well be read by texts, tuples or masks.
     has_numbers = isinstance(dataset, list | tuple | TensorDataset)
     if not has_numbers and as_cached(dataset) is None:
         return None
@@ -160,6 +162,7 @@ def gives_truths(rows: Sequence[Any]) -> bool:
 
 
 def _is_number(row: object) -> bool:
+    # A bool is an index to Python: samples[True] is the second.
     if _is_truth(row):
         return False
     try:
@@ -176,7 +179,9 @@ def _is_truth(row: object) -> bool:
 def _dtype_kind(row: object) -> str:
     """Give numpy's letter for the kind of a scalar of numpy or torch; "" for others."""
     if isinstance(row, torch.Tensor):
-        return "b" if row.dtype is torch.bool else "f" * row.is_floating_point()
+        if row.dtype is torch.bool:
+            return "b"
+        return "f" if row.is_floating_point() else ""
     return row.dtype.kind if isinstance(row, np.generic) else ""
 
 

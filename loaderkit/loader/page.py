@@ -83,6 +83,8 @@ def waiting_sections(
     """
     if num_workers not in batches_per_s:
         return ()
+    # Up to half as long again as the slowest way takes for a batch: there every curve
+    # is at 0, and where each comes down to it is seen.
     slowest_s = 1 / min(batches_per_s.values())
     steps_s = [slowest_s * 1.5 * i / _STEPS_DRAWN for i in range(_STEPS_DRAWN + 1)]
     others = [count for count in batches_per_s if count != num_workers]

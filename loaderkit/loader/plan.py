@@ -82,6 +82,7 @@ class LoaderPlan(HasPage):
 
     def settings(self) -> dict[str, Decision[object]]:
         """Give the decisions by the names of their settings, in the order above."""
+        # By their type: a new setting is a field, and is printed without another line.
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
         return {
             name: value for name, value in values.items() if isinstance(value, Decision)

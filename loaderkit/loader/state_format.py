@@ -98,6 +98,8 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
     if expected.seed is not None:
         _check_same("seed", state["seed"], expected.seed)
 
+    # Behind what must be equal: who loads the state of another run should hear of that,
+    # and not of a number.
     for name in ("epoch", "batches", "samples"):
         check_epoch(f"the state's {name}", state[name])
     check_integer("the state's seed", state["seed"])
@@ -121,6 +123,7 @@ def check_consumed_samples(state: Mapping[str, Any], count: int) -> None:
     Raises:
         LoaderError: It has more than the epoch, or batches without samples.
     """
+    # A batch has a sample at least, so neither can be more than the epoch's samples.
     batches, samples = int(state["batches"]), int(state["samples"])
     most_batches = max([batches, *state.get("ahead", ())])
     if samples <= count and most_batches <= count and batches <= samples:

@@ -141,6 +141,8 @@ def page_html(page: Page, provenance: Provenance) -> str:
     Returns:
         A whole HTML document; everything in it that came from a run is escaped.
     """
+    # Style and script are in the page: it is mailed, and opened where there is no
+    # network and nothing beside it.
     title = html.escape(page.title)
     word = _MOOD_WORDS[page.mood]
     badge = f'<span class="badge">{word}</span> ' if word else ""
@@ -216,6 +218,7 @@ def _row_html(row: Sequence[str], table: Table) -> str:
 def _cell_class(column: int, text: str, table: Table) -> str:
     if column in table.numbers:
         return ' class="number"'
+    # Where all words are short a browser need not break one: it may only between them.
     longest = max(map(len, text.split()), default=0)
     return ' class="words"' if longest <= LONGEST_UNBROKEN else ""
 
@@ -226,6 +229,7 @@ def _paragraph_html(text: str) -> str:
 
 def _inline_html(text: str) -> str:
     """Escape a text, and set what is in backticks in a type of fixed width."""
+    # Escaped first: a backtick is no letter of HTML, and stays as it is.
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape_words(text))
 
 

@@ -88,6 +88,7 @@ def _has_room(scale: Scale) -> bool:
         left_px = share * NARROWEST_PX - width_px / 2
         if is_at_end(tick.label, share):
             left_px = share * NARROWEST_PX - width_px
+        # From left to right, each is held against the one before it alone.
         if left_px < end_px + _GAP_PX:
             return False
         end_px = left_px + width_px
@@ -166,12 +167,15 @@ class _Numbers(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        return f"{self.first}" + (f"-{self.last}" if self.last > self.first else "")
+        if self.last == self.first:
+            return f"{self.first}"
+        return f"{self.first}-{self.last}"
 
 
 def _box_of(text: str, share: float) -> _Box:
     width_px = label_px(text) + _GAP_PX
     start_px = share * NARROWEST_PX
+    # At the right edge a label ends at its place, where it would leave the frame.
     if start_px + width_px > NARROWEST_PX + _RIGHT_MARGIN_PX:
         return _Box(start_px - width_px, start_px, is_before=True)
     return _Box(start_px, start_px + width_px, is_before=False)

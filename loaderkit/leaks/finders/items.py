@@ -176,6 +176,8 @@ def pattern_of(
     Returns:
         The pattern; the holder's name counts before the items.
     """
+    # Names that torch and Python give: "_forward_hooks", "__warningregistry__".  What
+    # they hold (closures, texts) would say less.
     if "_hooks" in holder.path:
         return "hooks"
     if holder.path.endswith("__warningregistry__"):
@@ -220,6 +222,7 @@ def _pattern_of_items(newest: list[Any]) -> PatternName:
 
 
 def _pattern_of_tensors(tensors: list[torch.Tensor]) -> PatternName:
+    # From what keeps most to what keeps least: a graph keeps all that it has saved.
     if any(tensor.grad_fn is not None for tensor in tensors):
         return "graph"
     if any(_is_shared(tensor) for tensor in tensors):

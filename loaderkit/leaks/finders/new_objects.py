@@ -146,9 +146,8 @@ def _growth_of_type(
     )
     bytes_per_epoch = item_bytes * count // evidence.epochs
     holders = _some_holders(evidence, objects)
-    if len(holders) > 1 and len({_root_of(holder) for holder in holders}) == len(
-        holders
-    ):
+    roots = {_root_of(holder) for holder in holders}
+    if len(holders) > 1 and len(roots) == len(holders):
         return None
     holder = _most_named(holders)
     if not holder.held:
@@ -191,6 +190,7 @@ def _some_holders(evidence: HeapEvidence, objects: list[Any]) -> list[Holder]:
         holders_of(item, most=1, ignore=ignore)[0] for item in asked_by_id.values()
     ]
     held = [holder for holder in holders if holder.held]
+    # Then from the outside in, through what no search upwards comes past.
     if not held:
         held = _holders_of_arrays_with(evidence, asked)
     if not held:
