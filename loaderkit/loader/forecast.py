@@ -193,8 +193,8 @@ def _worker_lines(
         f"{count_of(num_workers, 'workers')}, {count_of(in_flight, 'batches')} in "
         "flight"
     )
-    # A segment takes a descriptor, and is not in /dev/shm (memory/shm_batch.py).  The way
-    # of torch is a file there, a descriptor and a mapping for each tensor.
+    # A segment takes one descriptor, and is not in /dev/shm (memory/shm_batch.py); as
+    # torch sends them, each tensor takes a file there, a descriptor and a mapping.
     in_segments = sharing == "parcel"
     files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
     yield Line(
