@@ -486,11 +486,17 @@ def check_integer(
 
 
 def _nearest_integer(value: object, least: int) -> int:
-    """Guess which integer was meant: "32" is 32, 2.5 is 2."""
+    """Guess which integer was meant: "32" is 32, "1,000" is 1000, 2.5 is 2."""
+    if isinstance(value, str) and _GROUPED.fullmatch(value.strip()):
+        value = re.sub(r"[ ,._']", "", value)
     try:
         return max(least, int(float(value)))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return max(least, 1)
+
+
+_GROUPED = re.compile(r"[+-]?\d{1,3}([ ,._']\d{3})+")
+"""A whole number whose digits are grouped, as people write them."""
 
 
 def check_number(name: str, value: object, *, least: float) -> float:
@@ -540,12 +546,27 @@ def check_truth(name: str, value: object) -> bool:
     """
     # numpy.bool_ is no subclass of bool, and this module does not import numpy.
     if not isinstance(value, bool) and type(value).__name__ not in {"bool", "bool_"}:
-        raise refuse_value(name, value, "True or False", bool(_truth_of(value)))
+        raise refuse_value(name, value, "True or False", truth_meant(value) or False)
     return bool(value)
 
 
-def _truth_of(value: object) -> bool:
-    return isinstance(value, str | int) and value not in {0, "0", "no", "false", "off"}
+TRUTHS = {
+    **dict.fromkeys(("true", "yes", "on", "1", "y", "t"), True),
+    **dict.fromkeys(("false", "no", "off", "0", "n", "f"), False),
+}
+"""What words are read as, in small letters."""
+
+
+def truth_meant(value: object) -> bool | None:
+    """Read which truth was meant by a text or a number; None where it is neither.
+
+    >>> truth_meant("False"), truth_meant("on"), truth_meant(2), truth_meant("x")
+    (False, True, True, None)
+    """
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return False if word in {"", "none", "null"} else TRUTHS.get(word)
+    return bool(value) if isinstance(value, int | float) else None
 
 
 def check_choice(
@@ -572,9 +593,12 @@ def check_choice(
     words = [choice for choice in choices if isinstance(choice, str)]
     text = value if isinstance(value, str) else show_value(value)
     nearest = difflib.get_close_matches(text, words, 1)
+    meant = nearest[0] if nearest else choices[0]
+    if True in choices and (truth := truth_meant(value)) is not None:
+        meant = truth
     words_for_choices = [*map(repr, choices), *([otherwise] if otherwise else [])]
     wanted = " or ".join([", ".join(words_for_choices[:-1]), words_for_choices[-1]])
-    refused = refuse_value(name, value, wanted, nearest[0] if nearest else choices[0])
+    refused = refuse_value(name, value, wanted, meant)
     if isinstance(value, str):
         raise OptionError(refused.what, why="it is none of them", fix=refused.advice)
     raise refused

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loaderkit.errors import NoSuchAttributeError
 from loaderkit.habits import DOOR
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).parent
 
 
-def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
+def no_such_name(name: str, public_names: Iterable[str]) -> NoSuchAttributeError:
     """Make the error for a name that the front door does not have.
 
     Args:
@@ -31,10 +32,11 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
       fix: from loaderkit.leaks.report import LeakReport
     """
     message = f"module 'loaderkit' has no attribute {name!r}."
-    why, fix = "", "help(loaderkit) lists what there is"
+    why = "it is none of the names at the front door"
+    fix = "help(loaderkit) lists what there is"
     # What other libraries call it comes first: ``Dataset`` is near many names of ours.
     if name in DOOR:
-        fix = DOOR[name].fix
+        why, fix = DOOR[name].why or "it has another name here", DOOR[name].fix
     elif _is_room(name):
         why = "it is a room, and what is in it is imported from its files"
         fix = f"from loaderkit.{name}.FILE import NAME; this error names the file "
@@ -44,8 +46,9 @@ def no_such_name(name: str, public_names: Iterable[str]) -> AttributeError:
         fix = f"from {module} import {name}"
     elif nearest := difflib.get_close_matches(name, public_names, 1):
         fix = f"did you mean {nearest[0]!r}?"
-    parts = [message, why and f"  why: {why}", f"  fix: {fix}"]
-    return AttributeError("\n".join(filter(None, parts)), name=name)
+    error = NoSuchAttributeError(message, why=why, fix=fix)
+    error.name = name
+    return error
 
 
 def _is_room(name: str) -> bool:

@@ -790,18 +790,39 @@ is imported."""
 LOADER: Mapping[str, Hint] = {
     **_hints(
         "to cuda mps cpu device",
-        Hint("build_loader(dataset, device), then batch.to(device)"),
+        Hint(
+            "build_loader(dataset, device)",
+            "batches are moved, one by one, and not the loader",
+        ),
     ),
-    **_hints("next get_batch sample_batch batch", Hint("next(iter(loader))")),
-    **_hints("reset restart rewind", Hint("iter(loader)", "each iter() is an epoch")),
-    **_hints("num_batches steps_per_epoch n_batches", Hint("len(loader)")),
-    **_hints("num_samples n size", Hint("len(loader.dataset)")),
-    **_hints("save checkpoint get_state", Hint("loader.state_dict()")),
-    **_hints("load restore set_state", Hint("loader.load_state_dict(state)")),
     **_hints(
-        "shuffle seed", Hint("build_loader(dataset, shuffle=True, seed=0)", _OF_LOADER)
+        "next get_batch sample_batch batch first peek", Hint("next(iter(loader))")
+    ),
+    **_hints("reset restart rewind", Hint("iter(loader)", "each iter() is an epoch")),
+    **_hints(
+        "num_batches steps_per_epoch n_batches length batches_per_epoch num_steps",
+        Hint("len(loader)"),
+    ),
+    **_hints(
+        "num_samples n size samples num_rows total_samples", Hint("len(loader.dataset)")
+    ),
+    **_hints("save checkpoint get_state", Hint("loader.state_dict()")),
+    **_hints("load restore set_state resume", Hint("loader.load_state_dict(state)")),
+    **_hints(
+        "shuffle seed set_seed manual_seed",
+        Hint(
+            "build_loader(dataset, shuffle=True, seed=0)",
+            "it is an option of build_loader, and the plan says what it did",
+        ),
     ),
     **_hints("map transform", Hint("build_loader(dataset, batch_transform=f)")),
+    **_hints(
+        "take head limit islice",
+        Hint("itertools.islice(loader, 10)", "a loader is one epoch"),
+    ),
+    **_hints("iter_batches iterate iter", Hint("for batch in loader")),
+    **_hints("epoch step position", Hint('loader.state_dict()["epoch"]')),
+    **_hints("workers n_workers", Hint("loader.num_workers")),
     "collate": Hint("loader.collate_fn"),
     **_hints("clear shutdown", Hint("loader.close()")),
     **_hints(

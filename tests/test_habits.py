@@ -1,9 +1,12 @@
 """Names and things from other libraries work, or are answered with what we have."""
 
+import copy
 import inspect
 import operator
+import pickle
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -40,6 +43,7 @@ from loaderkit.errors import (
     LoaderError,
     LoaderkitError,
     NoSuchAttributeError,
+    NotChangeableError,
     OptionError,
 )
 from loaderkit.front_door import defining_module, no_such_name
@@ -494,6 +498,7 @@ def test_an_attribute_of_other_loaders_is_answered_and_shadows_none():
         assert not hasattr(torch.utils.data.DataLoader(SAMPLES), name)
         with pytest.raises(NoSuchAttributeError, match="fix: ") as raised:
             getattr(loader, name)
+        assert raised.value.why
         assert isinstance(raised.value, AttributeError)
         assert not hasattr(loader, name)  # as trainers ask
     with pytest.raises(AttributeError, match="no attribute 'anything'"):
@@ -508,6 +513,48 @@ def test_every_attribute_of_other_loaders_is_there_or_answered_by_name(name):
     missing = {*theirs} - {*ours} - {*LOADER}
 
     assert {attribute for attribute in missing if attribute[0] != "_"} == set()
+
+
+SET_BY_TRAINERS = {"collate_fn", "generator", "timeout", "worker_init_fn"}
+"""Of what Lightning and accelerate set on a loader; what is called anew is read."""
+
+
+def names_of_loaders():
+    own = [
+        *dir(build_loader(SAMPLES)),
+        *(field.name for field in fields(LoaderOptions)),
+    ]
+    return sorted({name for name in [*own, *LOADER] if not name.startswith("_")})
+
+
+@pytest.mark.parametrize("name", names_of_loaders())
+def test_what_was_decided_of_a_loader_is_not_changed_in_silence(name):
+    loader = build_loader(SAMPLES, batch_size=2)
+    if name in SET_BY_TRAINERS:
+        setattr(loader, name, getattr(loader, name))
+        return
+
+    for change in (lambda: setattr(loader, name, 3), lambda: delattr(loader, name)):
+        with pytest.raises(NotChangeableError, match=f"loader.{name}") as raised:
+            change()
+        assert raised.value.why
+        assert raised.value.fix.startswith("loader = build_loader(dataset, ")
+
+
+@pytest.mark.parametrize("name", ["batchsize", "drop_lst", "num_worker", "max_node"])
+def test_a_misspelt_setting_of_a_loader_is_not_set(name):
+    with pytest.raises(NotChangeableError, match=r"fix: loader = build_loader"):
+        setattr(build_loader(SAMPLES), name, 3)
+
+
+def test_its_twin_a_note_of_the_owner_and_another_function_are_kept():
+    loader = build_loader(SAMPLES, batch_size=2)
+
+    loader.name = "train"
+    loader.collate_fn = len
+
+    assert copy.copy(loader).name == pickle.loads(pickle.dumps(loader)).name == "train"
+    assert list(loader) == [2] * (len(SAMPLES) // 2)
 
 
 def test_a_batch_asked_of_a_loader_by_its_number_is_answered():

@@ -12,6 +12,7 @@ import numpy as np
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
+    TRUTHS,
     check_callable,
     check_choice,
     check_integer,
@@ -479,16 +480,16 @@ def parse_variable(name: str, text: str) -> Any:
     check = _VARIABLES[name]
     value: Any = word
     if check is check_truth:
-        value = _TRUTHS.get(word, text)
+        value = TRUTHS.get(word, text)
     elif check is not _check_start_method:
         try:
             value = int(word)
         except ValueError:
             value = text
-    return check(name, value)
-
-
-_TRUTHS = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
+    try:
+        return check(name, value)
+    except OptionError as refused:
+        # Every variable is a text, and whoever sets it writes no quotes.
+        why = "it does not read as one" if isinstance(value, str) else refused.why
+        fix = str(refused.fix).replace("'", "")
+        raise OptionError(refused.what, why=why, fix=fix) from None

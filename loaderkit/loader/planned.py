@@ -9,7 +9,9 @@ gives the batches of one iteration to the loop.
 from __future__ import annotations
 
 import copy
+import difflib
 import weakref
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -17,12 +19,18 @@ from torch.utils.data import DataLoader
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
 from loaderkit.arguments import show_value
 from loaderkit.dataset_protocol import let_go_of_shards
-from loaderkit.errors import LoaderError, NoSuchAttributeError, OptionError
+from loaderkit.errors import (
+    LoaderError,
+    NoSuchAttributeError,
+    NotChangeableError,
+    OptionError,
+)
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
 from loaderkit.loader.epochs import LoaderEpoch, announce_downloads
 from loaderkit.loader.inner_loader import EpochSource, open_inner_iterator
 from loaderkit.loader.loader_state import LoaderState
+from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.worker_deaths import death_at_start
@@ -79,6 +87,8 @@ class PlannedLoader(DataLoader[Any]):
         self._running_epoch: Callable[[], LoaderEpoch | None] = _no_epoch
         self._told_length: ToldLength | None = None
         self._warned_of_seeds = False
+        # From here on, what was decided stays as it is: __setattr__ looks for this.
+        self._is_built = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; of those that say how rows are chosen, to what is shown.
@@ -86,12 +96,47 @@ class PlannedLoader(DataLoader[Any]):
         torch's constructor takes either a ``batch_sampler`` or the other three, and
         sets the others to values of its own.  Here all four describe the same batches,
         and trainers read any of them.  They also read ``vars(loader)``, where a
-        property would not be.  Once it is constructed, torch lets nobody change them.
+        property would not be.
+
+        Once it is constructed, what was decided then stays: torch would take another
+        ``num_workers`` or ``shuffle`` without a word, and nobody would read it, or half
+        of the settings would be of the one number and half of the other.  A function
+        that is called with each batch or in each worker may be another one.
         """
+        if "_is_built" in vars(self) and not name.startswith("_"):
+            self._refuse_change(name, f"loader.{name} = {show_value(value)}", value)
         setup = vars(self).get("_setup")
         if setup is not None and setup.shown is not None:
             value = setup.shown._asdict().get(name, value)
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse to delete what was decided."""
+        if "_is_built" in vars(self):
+            self._refuse_change(name, f"del loader.{name}")
+        super().__delattr__(name)
+
+    def _refuse_change(self, name: str, wish: str, value: object = None) -> None:
+        """Refuse to change what was decided when the loader was built.
+
+        Raises:
+            NotChangeableError: It is an option, an attribute or a method of a loader,
+                or spelt like one.
+        """
+        if name in _MAY_BE_CHANGED:
+            return
+        options = [option.name for option in fields(LoaderOptions)]
+        nearest = difflib.get_close_matches(name, options, 1, cutoff=0.85)
+        why = "what it reads and how was decided when it was built"
+        if nearest:
+            example = f"{nearest[0]}={show_value(value)}"
+            fix = f"loader = build_loader(dataset, {example})"
+        elif name in LOADER or hasattr(type(self), name) or name in vars(self):
+            fix = "loader = build_loader(dataset, ...)"
+        else:
+            return  # a note of its owner's
+        message = f"A loader cannot be changed: {wish}."
+        raise NotChangeableError(message, why=why, fix=fix)
 
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
 
@@ -101,10 +146,15 @@ class PlannedLoader(DataLoader[Any]):
             if name.startswith("_") or hasattr(type(self), name):
                 # Also a property that raised an AttributeError of its own: again.
                 return object.__getattribute__(self, name)
-            if hint is None:
-                raise no_such_attribute(self, name)
             message = f"A loader has no attribute {name!r}."
-            raise NoSuchAttributeError(message, why=hint.why, fix=hint.fix)
+            if hint is not None:
+                why = hint.why or "it has another name here"
+                raise NoSuchAttributeError(message, why=why, fix=hint.fix)
+            if name in {option.name for option in fields(LoaderOptions)}:
+                why = "it is an option of build_loader, and the plan says what it did"
+                fix = f"print(loader.plan), or build_loader(dataset, {name}=...)"
+                raise NoSuchAttributeError(message, why=why, fix=fix)
+            raise no_such_attribute(self, name)
 
         def __getitem__(self, index: object) -> Any:
             """Answer ``loader[0]``; ``next(loader)`` is left to Python's own words.
@@ -120,8 +170,9 @@ class PlannedLoader(DataLoader[Any]):
     def plan(self) -> LoaderPlan:
         """The settings, each with its reason, as they are followed by now."""
         if self._setup is None:
-            msg = "a loader that a trainer built again has no plan"
-            raise AttributeError(msg)
+            message = "A loader that a trainer built again has no plan."
+            fix = "keep the loader that build_loader gave, and print its plan"
+            raise NoSuchAttributeError(message, why=_BUILT_AGAIN, fix=fix)
         return self._setup.current_plan(self._state.seed)
 
     @property
@@ -224,7 +275,7 @@ class PlannedLoader(DataLoader[Any]):
         if self._setup is None:
             message = "A loader that a trainer built again has no state."
             fix = "keep the loader that build_loader gave, and ask that one"
-            raise LoaderError(message, why="it is a plain DataLoader", fix=fix)
+            raise LoaderError(message, why=_BUILT_AGAIN, fix=fix)
         return self._state
 
     def __iter__(self) -> Any:
@@ -336,6 +387,11 @@ class PlannedLoader(DataLoader[Any]):
         if kept_iterator is not None:
             # torch has no public way to end them before the iterator is collected.
             kept_iterator._shutdown_workers()
+
+
+_BUILT_AGAIN = "it is a plain DataLoader"
+_MAY_BE_CHANGED = frozenset({"collate_fn", "generator", "timeout", "worker_init_fn"})
+"""What the next epoch reads anew, and Lightning and accelerate set."""
 
 
 def _no_epoch() -> None:

@@ -99,8 +99,53 @@ def test_a_wrong_value_is_refused_by_the_options_name(data):
         build_loader(NUMBERS, **{name: value})
 
     assert says_what_why_and_fix(caught.value)
+    assert caught.value.why
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TypeError)
+    code = caught.value.fix.partition(", or ")[0]
+    values = r"[\d.-]+|True|False|'[^']*'|\[[^]]*\]|lambda .*|torch.Generator.*"
+    if re.fullmatch(f"{name}=({values})", code):
+        others = BELONGS_TO.get(name, {})
+        LoaderOptions(**{**others, **eval(f"dict({code})", {"torch": torch})})
+
+
+BELONGS_TO = {
+    "rank": {"world_size": 1},
+    "world_size": {"rank": 0},
+    "buckets": {"bucket_by": "nodes"},
+    "oversized": {"max_nodes": 3},
+}
+"""Options that others need beside them."""
+
+
+MEANT = {
+    **dict.fromkeys(["False", "false", "no", "off", "0", "n", "None", "", 0.0], False),
+    **dict.fromkeys(["True", "TRUE", "yes", "on", "1", "y", 2, 1.0], True),
+}
+TRUTHS = ["shuffle", "drop_last", "pin_memory", "persistent_workers", "in_order"]
+TRUTHS += ["probe"]
+
+
+@pytest.mark.parametrize("name", TRUTHS)
+def test_the_fix_for_a_truth_in_other_words_is_what_was_meant(name):
+    for given_value, meant in MEANT.items():
+        with pytest.raises(OptionError) as caught:
+            LoaderOptions(**{name: given_value})
+        assert caught.value.fix == f"{name}={meant}", given_value
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("32", 32), ("1,000", 1000), ("1 000", 1000), ("1_000", 1000), ("1e3", 1000)],
+)
+@pytest.mark.parametrize("name", ["batch_size", "max_nodes", "num_workers", "rank"])
+def test_the_fix_for_a_number_in_other_words_is_what_was_meant(name, text, meant):
+    others = {"world_size": 2000} if name == "rank" else {}
+
+    with pytest.raises(OptionError) as caught:
+        LoaderOptions(**{name: text}, **others)
+
+    assert caught.value.fix == f"{name}={meant}"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +236,9 @@ def test_a_variable_that_makes_no_sense_is_refused(name, text):
         check_variables({f"LOADERKIT_{name}": text})
 
     assert says_what_why_and_fix(caught.value)
+    assert "str" not in caught.value.why  # as all variables are
+    variable, _, advised = caught.value.fix.partition("=")
+    check_variables({variable: advised})
 
 
 @pytest.mark.parametrize(
