@@ -110,7 +110,7 @@ def test_a_wrong_value_is_refused_by_the_options_name(data):
 
 
 BELONGS_TO = {
-    "rank": {"world_size": 1},
+    "rank": {"world_size": 9},
     "world_size": {"rank": 0},
     "buckets": {"bucket_by": "nodes"},
     "oversized": {"max_nodes": 3},
