@@ -186,9 +186,12 @@ def _refuse_call(
         others = [part.name for part in parameters if part.name not in by_position]
         if others:
             why += "; the others by name"
+    fix = f"{caller}({', '.join(required)})"
     hint = CALL_HINTS.get(function.__qualname__.removesuffix(".__init__"))
-    fix = hint.fix if hint else f"{caller}({', '.join(required)})"
-    return OptionError(message, why=hint.why if hint and hint.why else why, fix=fix)
+    if hint:
+        fix = hint.fix
+        why = hint.why or why
+    return OptionError(message, why=why, fix=fix)
 
 
 def _names_without_default(parameters: Iterable[inspect.Parameter]) -> list[str]:
@@ -414,7 +417,7 @@ def with_article(name: str) -> str:
         return "None"
     is_spelt_as_vowel = name.startswith("ndarray")  # read letter by letter: en, dee
     is_vowel = name[:1] in "AEIOaeio" or is_spelt_as_vowel
-    return f"{'An' if is_vowel else 'A'} {name}"
+    return f"An {name}" if is_vowel else f"A {name}"
 
 
 def with_small_article(name: str) -> str:
@@ -508,8 +511,10 @@ def check_number(name: str, value: object, *, least: float) -> float:
     wanted = f"a finite number of at least {least:g}"
     number = _finite_number(value)
     if isinstance(value, str) or number is None or number < least:
+        # "0.5" was meant as what it reads as.
         is_meant = isinstance(value, str) and number is not None and number >= least
-        raise refuse_value(name, value, wanted, number if is_meant else least)
+        example = number if is_meant else least
+        raise refuse_value(name, value, wanted, example)
     return number
 
 

@@ -58,8 +58,20 @@ def format_bytes(n: float | None) -> str:
     sign = "-" if n < 0 else ""
     if size >= _MOST_BEFORE_POWERS:
         return f"{sign}{size:.2e} {BYTE_UNITS[unit]}"
-    digits = 0 if unit == 0 else 2 - (size >= 10) - (size >= 100)
+    # There is no half of a byte.
+    digits = 0 if unit == 0 else digits_behind_point(size)
     return f"{sign}{size:.{digits}f} {BYTE_UNITS[unit]}"
+
+
+def digits_behind_point(number: float) -> int:
+    """Say how many digits behind the point make three in all, at least.
+
+    >>> digits_behind_point(1.5), digits_behind_point(-15.0), digits_behind_point(150.0)
+    (2, 1, 0)
+    """
+    if abs(number) >= 100:
+        return 0
+    return 1 if abs(number) >= 10 else 2
 
 
 def format_amount(value: float | None, unit: str, *, short: bool = False) -> str:
@@ -131,8 +143,7 @@ def format_seconds(seconds: float | None) -> str:
     value = seconds / unit.seconds
     if abs(value) >= _LARGEST_COUNT:
         return f"{value:.2e} {unit.name}"
-    digits = max(0, 2 - (abs(value) >= 10) - (abs(value) >= 100))
-    return f"{value:.{digits}f} {unit.name}"
+    return f"{value:.{digits_behind_point(value)}f} {unit.name}"
 
 
 _LEAST_WITHOUT_UNIT = 4096
@@ -169,9 +180,10 @@ def parse_bytes(text: str) -> int:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
         why = "without a unit it would be bytes"
         raise OptionError(message, why=why, fix=f"'{number} GB', or '{number} B'")
+    base = 1024 if binary else 1000
     power = " KMGTPE".index(prefix.upper() or " ")
-    step: int = (1024 if binary else 1000) ** power
-    return round(float(number) * step)
+    unit_bytes: int = base**power
+    return round(float(number) * unit_bytes)
 
 
 def _size_meant_by(text: str) -> str:

@@ -366,13 +366,16 @@ class Build:
         Raises:
             CacheError: A system call failed; the cache before, if any, still stands.
         """
+        source_files = None
+        if sources is not None:
+            source_files = self._write_sources(sources)
         manifest = Manifest(
             shards=self.shards.table(),
             structure=structure,
             fingerprint=fingerprint,
             made_with=made_with,
             compression=self.plan.get("compression"),
-            sources=None if sources is None else self._write_sources(sources),
+            sources=source_files,
         )
         generation = generation_of(manifest)
         manifest = replace(manifest, generation=generation)

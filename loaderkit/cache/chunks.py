@@ -202,18 +202,20 @@ class ChunkedValues:
         joined: bool,
         damaged: Callable[[str], Exception],
     ) -> None:
-        self._mapped, self._index, self._damaged = (
-            memoryview(mapped.data),
-            index,
-            damaged,
-        )
+        self._mapped = memoryview(mapped.data)
+        self._index = index
+        self._damaged = damaged
         self.dtype = np.dtype(array.dtype)
         self.shape = joined_shape(array.shape) if joined else array.shape
+        # A chunk is of rows as they are stored; what is asked for are rows of samples
+        # ``[k, *rest]`` end to end, where those are joined.
         chunk_rows = array.chunk_rows or 1
         shape = (chunk_rows, *array.shape[1:])
         chunk = ChunkFormat(self.dtype, shape, compression.lower())
         self._chunk_bytes = chunk.nbytes
-        self._chunk_rows = max(1, chunk_rows * array.shape[1] if joined else chunk_rows)
+        if joined:
+            chunk_rows *= array.shape[1]
+        self._chunk_rows = max(1, chunk_rows)
         self._decoder = ChunkDecoder(chunk)
         self._recent: dict[int, Bytes] = {}
 

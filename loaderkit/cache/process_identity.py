@@ -46,7 +46,9 @@ class ProcessIdentity:
         Of a name that nobody here has written it is no process.
         """
         number, space, *_ = [*text.split("-"), ""]
-        return cls(int(number) if number.isdecimal() else 0, space)
+        # No process has the number 0: the kernel's own does not write names of files.
+        pid = int(number) if number.isdecimal() else 0
+        return cls(pid, space)
 
     def __str__(self) -> str:
         return f"{self.number}-{self.space}"

@@ -176,7 +176,8 @@ class Retries:
         Returns:
             Seconds; None when the request has failed for good.
         """
-        self._silent_tries += is_silent
+        if is_silent:
+            self._silent_tries += 1
         if self._silent_tries >= self._patience.silent_tries:
             return None
         if self.tries >= self._patience.tries:

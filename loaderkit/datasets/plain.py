@@ -75,7 +75,8 @@ def to_bytes(value: list[Any] | tuple[Any, ...]) -> bytes:
     if value and _TEXTS.issuperset(map(type, value)):
         written = _texts_to_bytes(value)
         if written is not None:
-            return (_LIST if type(value) is list else _TUPLE) + written
+            kind = _LIST if type(value) is list else _TUPLE
+            return kind + written
     return encode_text(to_json(value))
 
 

@@ -315,7 +315,9 @@ def _share_in(text: str) -> float | None:
     """Read the share that was written as a text, "0.2" or "20%"; None for others."""
     number, percent, _ = text.strip().partition("%")
     try:
-        share = float(number) / (100 if percent else 1)
+        share = float(number)
     except ValueError:
         return None
+    if percent:
+        share /= 100
     return share if 0 < share < 1 else None

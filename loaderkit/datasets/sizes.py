@@ -364,7 +364,8 @@ class SizeCounter:
 
 def size_counter(opened: OpenedCache, *, graphs: bool) -> SizeCounter:
     """Make the counter for samples that are made of those in a cache."""
-    return SizeCounter(frozenset(() if graphs else _token_lengths(opened)))
+    token_lengths = () if graphs else _token_lengths(opened)
+    return SizeCounter(frozenset(token_lengths))
 
 
 def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -389,7 +390,8 @@ def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
         else:
             children = enumerate(value)
     for name, child in children:
-        yield from _fields_in(child, f"{path}.{name}" if path else str(name))
+        child_path = f"{path}.{name}" if path else str(name)
+        yield from _fields_in(child, child_path)
 
 
 def _bytes_of_field(field: object) -> int:

@@ -75,7 +75,10 @@ def constant_text(value: object) -> str | None:
             if text is None:
                 return None
             texts.append(text)
-        return f"{kind.__name__}{sorted(texts) if kind is frozenset else texts}"
+        # A set of texts has another order in each process.
+        if kind is frozenset:
+            texts.sort()
+        return f"{kind.__name__}{texts}"
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSUmM":
         return f"{value.dtype.str}{value.tobytes()!r}"
     if isinstance(value, torch.dtype | np.dtype | torch.device):
@@ -120,7 +123,8 @@ class StateWriter:
             ):
                 # The raw data may move to another folder, under the same name.
                 path = PurePath(value)
-                return f"path {path.name if path.is_absolute() else path.as_posix()!r}"
+                name = path.name if path.is_absolute() else path.as_posix()
+                return f"path {name!r}"
             if (text := constant_text(value)) is not None:
                 return text
             if kind is not tuple and isinstance(value, _RANDOM_GENERATORS):
@@ -206,7 +210,9 @@ class StateWriter:
             if text is None:
                 return None
             texts.append(text)
-        return f"{name}({','.join(texts if ordered else sorted(texts))})"
+        if not ordered:
+            texts.sort()
+        return f"{name}({','.join(texts)})"
 
 
 def _list_of_items(items: Iterator[object] | None) -> list[object] | None:

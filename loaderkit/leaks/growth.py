@@ -68,8 +68,10 @@ class Growth(HasCard):
         """
         holder = ""
         if self.holder is not None:
+            holder = f" `{self.holder.path}`"
             location = self.holder.line or self.holder.where
-            holder = f" `{self.holder.path}`" + (f" in {location}" if location else "")
+            if location:
+                holder += f" in {location}"
         if self.what in RESOURCES.values():
             subject = f"{self.per_epoch:.4g} more {self.what} each {period}"
             subject += f", kept by{holder}" if holder else ""

@@ -46,7 +46,8 @@ def count_outside() -> OutsideCounts:
     """
     # CPython's own tests use it; the handlers themselves cannot be listed.
     count = getattr(atexit, "_ncallbacks", None)
-    return OutsideCounts(0 if count is None else int(count()), gc.get_freeze_count())
+    exit_handlers = 0 if count is None else int(count())
+    return OutsideCounts(exit_handlers, gc.get_freeze_count())
 
 
 def is_in_autograd_cycle(tensor: torch.Tensor) -> bool:

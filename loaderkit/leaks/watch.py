@@ -319,7 +319,8 @@ class EpochRecorder:
             return False
         if self.epoch <= 2:
             return True
-        return self.epoch % (2 if self.epoch <= 8 else 4) == 0
+        stride = 2 if self.epoch <= 8 else 4
+        return self.epoch % stride == 0
 
     def _record_readings(self, readings: dict[AnyCounter, int]) -> None:
         for name, value in readings.items():

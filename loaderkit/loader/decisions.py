@@ -341,7 +341,8 @@ def choose_persistent_workers(
     if requested is not None:
         return requested
     is_forked = start_method == "fork"
-    starting_s = num_workers * (_FORK_S if is_forked else _SPAWN_S)
+    start_of_worker_s = _FORK_S if is_forked else _SPAWN_S
+    starting_s = num_workers * start_of_worker_s
     if facts.measured is not None and batches is not None:
         epoch_s = batches / batches_per_s(facts, num_workers)
         reason = f"an epoch takes {format_seconds(epoch_s)}"

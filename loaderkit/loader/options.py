@@ -335,8 +335,9 @@ def _check_iterable(name: str, value: object) -> None:
 
 def _check_size_name(name: str, value: object) -> str:
     # A dataset may say sizes of its own, so any name will do.
-    is_name = isinstance(value, str) and value
-    return str(value if is_name else check_choice(name, value, SIZES))
+    if isinstance(value, str) and value:
+        return value
+    return str(check_choice(name, value, SIZES))
 
 
 def _at_least(least: int) -> Check:
@@ -372,9 +373,9 @@ def _check_amount(name: str, value: object) -> int:
 
 def _check_bytes(name: str, value: object) -> int:
     """Take bytes, as a number or as a text such as "64 MiB"."""
-    return _check_amount(
-        name, size_in_bytes(name, value) if isinstance(value, str) else value
-    )
+    if isinstance(value, str):
+        value = size_in_bytes(name, value)
+    return _check_amount(name, value)
 
 
 def _check_seed(name: str, value: object) -> int:

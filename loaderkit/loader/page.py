@@ -89,26 +89,21 @@ def waiting_sections(
     steps_s = [slowest_s * 1.5 * i / _STEPS_DRAWN for i in range(_STEPS_DRAWN + 1)]
     others = [count for count in batches_per_s if count != num_workers]
     drawn = sorted([num_workers, *others[: _MOST_CURVES - 1]])
-    series = tuple(
-        Series(
-            f"{count_of(count, 'workers')}"
-            + (" (chosen)" if count == num_workers else ""),
-            tuple(
-                100 * waiting_share(step_s, batches_per_s[count]) for step_s in steps_s
-            ),
-            colour,
-        )
-        for count, colour in zip(drawn, COLOURS, strict=False)
-    )
-    readouts = [
-        f"A step of {format_seconds(step_s)}: "
-        + ", ".join(
-            f"{count_of(count, 'workers')} "
-            f"{waiting_share(step_s, batches_per_s[count]):.0%}"
-            for count in drawn
-        )
-        for step_s in steps_s
-    ]
+    series = []
+    for count, colour in zip(drawn, COLOURS, strict=False):
+        name = count_of(count, "workers")
+        if count == num_workers:
+            name += " (chosen)"
+        shares = [waiting_share(step_s, batches_per_s[count]) for step_s in steps_s]
+        percents = tuple(100 * share for share in shares)
+        series.append(Series(name, percents, colour))
+    readouts = []
+    for step_s in steps_s:
+        waits = []
+        for count in drawn:
+            share = waiting_share(step_s, batches_per_s[count])
+            waits.append(f"{count_of(count, 'workers')} {share:.0%}")
+        readouts.append(f"A step of {format_seconds(step_s)}: {', '.join(waits)}")
     ready_s = 1 / batches_per_s[num_workers]
     chart = Curves(
         label=(
@@ -118,7 +113,7 @@ def waiting_sections(
         x=tuple(steps_s),
         x_name="length of a step without waiting",
         x_unit="s",
-        series=series,
+        series=tuple(series),
         unit="percent",
         readouts=tuple(readouts),
         first_readout=min(

@@ -66,8 +66,10 @@ def read_facts(
     except ValueError as error:
         message = f"device cannot be {str(device)!r}."
         nearest = suggest_device(device)
-        is_known = nearest.partition(":")[0] == str(device).partition(":")[0]
-        fix = f"device={'cpu' if is_known else nearest!r}"
+        # A rightly named kind of device, of which there is none: no better name helps.
+        if nearest.partition(":")[0] == str(device).partition(":")[0]:
+            nearest = "cpu"
+        fix = f"device={nearest!r}"
         raise OptionError(message, why=str(error), fix=fix) from error
     measurement = _measure_typical_batch(description, collate, typical, options)
     hazard = description.fork_hazard or measurement.fork_hazard

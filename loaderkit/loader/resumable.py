@@ -110,7 +110,8 @@ class Position:
             OptionError: It is no integer from 0 that int64 holds.
         """
         number = check_epoch("epoch", epoch)
-        self.go_to(replace(self) if number == self.epoch else Position(number))
+        is_this_one = number == self.epoch
+        self.go_to(replace(self) if is_this_one else Position(number))
 
     def advance(self) -> Position:
         """Move on to the next epoch, and return where this one begins."""

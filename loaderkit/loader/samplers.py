@@ -280,9 +280,8 @@ def _split_by_limits(rule: BatchRule) -> _RowsByLimits:
     rows = np.arange(rule.samples)
     if len(oversized):
         rows = np.delete(rows, oversized)
-    return _RowsByLimits(
-        rows, oversized if rule.oversized == "alone" else oversized[:0]
-    )
+    alone = oversized if rule.oversized == "alone" else oversized[:0]
+    return _RowsByLimits(rows, alone)
 
 
 def _oversized_rows(rule: BatchRule) -> Ints:

@@ -325,13 +325,14 @@ def _lines_html(
             pieces[-1].append(point)
         elif pieces[-1]:
             pieces.append([])
-    return [
+    lines = []
+    for piece in filter(None, pieces):
         # A single point is drawn twice: a line's round end makes a dot of it.
-        f'<polyline class="line {series.colour}" '
-        f'points="{" ".join(piece if len(piece) > 1 else piece * 2)}"/>'
-        for piece in pieces
-        if piece
-    ]
+        points = piece * 2 if len(piece) == 1 else piece
+        lines.append(
+            f'<polyline class="line {series.colour}" points="{" ".join(points)}"/>'
+        )
+    return lines
 
 
 def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:

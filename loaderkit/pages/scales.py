@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from loaderkit.time_units import time_unit_of
-from loaderkit.units import BYTE_UNITS, format_bytes
+from loaderkit.units import BYTE_UNITS, digits_behind_point, format_bytes
 
 _NICE_STEPS = (1.0, 2.0, 5.0, 10.0)
 """Times a power of ten: what people count in."""
@@ -235,8 +235,9 @@ def _start_label(value: float, unit: str) -> str:
         return format_bytes(round(value))
     display_unit = _display_unit(abs(value), unit)
     number = value / display_unit.size
-    digits = max(0, 2 - (abs(number) >= 10) - (abs(number) >= 100))
-    return display_unit.label(number, 0 if display_unit.smallest == 1.0 else digits)
+    # Of what is counted there are no parts.
+    digits = 0 if display_unit.smallest == 1.0 else digits_behind_point(number)
+    return display_unit.label(number, digits)
 
 
 def _nice_step(

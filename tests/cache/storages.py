@@ -162,6 +162,16 @@ class Break:
     """So many connections have it; None for all."""
 
 
+def connections_to(listener: socket.socket) -> Iterator[socket.socket]:
+    """Give connections as they are made, until the listener is shut down."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        yield connection
+
+
 class BreakingProxy:
     """Passes TCP on to a server, and breaks connections as it is told."""
 
@@ -193,11 +203,7 @@ class BreakingProxy:
             end.close()
 
     def _accept_connections(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
+        for client in connections_to(self._listener):
             self.connections += 1
             broken = self._break_of_next_connection()
             if broken is not None and broken.kind == "closed":

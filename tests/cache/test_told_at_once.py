@@ -17,6 +17,7 @@ import threading
 import time
 
 import pytest
+from storages import connections_to
 
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import NoAnswerError, Patience
@@ -92,11 +93,7 @@ class Speaker:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self):
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
+        for connection in connections_to(self._socket):
             self.connections += 1
             self._open.append(connection)
             connection.sendall(self._greeting)

@@ -381,10 +381,13 @@ def _amounts_of_comparison(
     else:
         more, less = int(match["more"]) * unit, int(match["less"]) * unit
     before = text[max(0, match.start() - _CONTEXT) : match.start()]
+    # "requested 8 GiB > 4 GiB" says what is free, "4213032 > 4194304" what is allowed.
     is_request = _ASKED.search(before) is not None
-    yield Amount("requested" if is_request else "in_use", more, match.start(), words)
+    role_of_more = "requested" if is_request else "in_use"
+    yield Amount(role_of_more, more, match.start(), words)
+    role_of_less = "free" if is_request else "limit"
     start = max(match.start("less"), match.start("less_size"))
-    yield Amount("free" if is_request else "limit", less, start, words)
+    yield Amount(role_of_less, less, start, words)
 
 
 def _role_of_amount(before: str, behind: str) -> str | None:

@@ -76,7 +76,7 @@ class OomAdvice(HasCard):
         text = f"up to {format_bytes(self.brings)}"
         if self.enough is None:
             return text
-        return f"{text}, {'enough' if self.enough else 'not enough'}"
+        return f"{text}, enough" if self.enough else f"{text}, not enough"
 
     def __str__(self) -> str:
         return f"{self.remedy.says} ({self.gain})\n       {self.remedy.code}"
@@ -115,12 +115,15 @@ class Diagnosis(HasPage, Message):
             (advice.remedy.says, advice.gain, f"`{advice.remedy.code}`")
             for advice in self.advice
         ]
+        notes = list(self.notes)
+        if amounts:
+            notes.insert(0, ", ".join(amounts))
         return card(
             title,
             mood="good" if self.ok else "bad",
             heads=("what to do, the cheapest first", "brings", "to paste"),
             rows=rows,
-            notes=[", ".join(amounts), *self.notes] if amounts else self.notes,
+            notes=notes,
             text=str(self),
         )
 
@@ -137,10 +140,13 @@ class Diagnosis(HasPage, Message):
         where = ", ".join(
             filter(None, [self.backend or "", *_device_and_process(self)])
         )
+        lead = list(self.notes)
+        if where:
+            lead.insert(0, f"where: {where}")
         return Page(
             title,
             mood="good" if self.ok else "bad",
-            lead=((f"where: {where}",) if where else ()) + tuple(self.notes),
+            lead=tuple(lead),
             sections=(
                 *amounts_sections(amounts),
                 *advice_sections(

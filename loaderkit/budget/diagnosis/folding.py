@@ -84,7 +84,9 @@ class FoldedPattern:
                 start = place.start() + 1
                 continue
             yield match
-            start = match.end() + (match.end() == match.start())
+            start = match.end()
+            if match.start() == match.end():
+                start += 1  # as re's finditer goes on behind an empty match
 
     def spans(
         self, where: FoldedText, start: int = 0, end: int = sys.maxsize
@@ -133,7 +135,7 @@ class FoldedAlternatives:
             start, rank, end = heapq.heappop(firsts)
             if start >= position:
                 yield start, end
-                position = end + (end == start)
+                position = end + 1 if end == start else end
             # What begins inside of the stretch is not looked at any more.
             self._add_next(firsts, rank, where, position)
 
@@ -224,7 +226,10 @@ def _end_of_group(pattern: str, start: int) -> int:
         if pattern[position] == "\\":
             position += 2
             continue
-        depth += (pattern[position] == "(") - (pattern[position] == ")")
+        if pattern[position] == "(":
+            depth += 1
+        elif pattern[position] == ")":
+            depth -= 1
         position += 1
         if depth == 0:
             return position

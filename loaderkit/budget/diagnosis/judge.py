@@ -99,6 +99,10 @@ def judge(message: Message) -> Judgement:
     return _judge_by_free_bytes(message, message.requested, message.free)
 
 
+def _if_positive(nbytes: int) -> int | None:
+    return nbytes if nbytes > 0 else None
+
+
 def _judge_budget_of_server(message: Message) -> Judgement:
     """A server's share of the device: what is asked for, and what is left of it."""
     left_bytes = message.free if message.free is not None else message.limit
@@ -106,7 +110,8 @@ def _judge_budget_of_server(message: Message) -> Judgement:
         return Judgement("software limit")
 
     missing_bytes = message.requested - left_bytes
-    return Judgement("software limit", missing_bytes if missing_bytes > 0 else None)
+    # Where numbers do not add up to a lack, what is lacking is not known.
+    return Judgement("software limit", _if_positive(missing_bytes))
 
 
 def _judge_metal_limit(message: Message) -> Judgement:
@@ -149,10 +154,9 @@ def _judge_without_free_bytes(message: Message) -> Judgement:
     if missing_bytes <= 0:
         return Judgement("platform limit")
 
-    is_fragmented = unallocated_bytes(message) >= missing_bytes
-    return Judgement(
-        "fragmentation" if is_fragmented else "true shortage", missing_bytes
-    )
+    if unallocated_bytes(message) >= missing_bytes:
+        return Judgement("fragmentation", missing_bytes)
+    return Judgement("true shortage", missing_bytes)
 
 
 def _judge_by_free_bytes(
@@ -166,9 +170,7 @@ def _judge_by_free_bytes(
     process_bytes = held_bytes(message)
     over_limit_bytes = _bytes_over_limit(message, requested_bytes)
     if over_limit_bytes is not None:
-        return Judgement(
-            "software limit", over_limit_bytes if over_limit_bytes > 0 else None
-        )
+        return Judgement("software limit", _if_positive(over_limit_bytes))
 
     # The driver is asked for whole segments, which are larger than the request.
     segment_bytes = segment_of(requested_bytes)

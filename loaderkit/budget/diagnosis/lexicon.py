@@ -368,7 +368,8 @@ def position_before_split(text: str, position: int) -> int:
         if boundary.start() + inserted >= position:
             break
         # An underscore becomes a blank; between two letters a blank comes in.
-        inserted += boundary.start() == boundary.end()
+        if boundary.start() == boundary.end():
+            inserted += 1
     return position - inserted
 
 

@@ -142,7 +142,8 @@ def _parse_atom(
         return "", () if marks is None else (marks,), end
     if character == "(":
         head = _GROUP_HEAD.match(pattern, start + 1)
-        inner = _parse_alternatives(pattern, head.end() if head else start + 1)
+        inner_start = head.end() if head else start + 1
+        inner = _parse_alternatives(pattern, inner_start)
         looks_around = head is not None and head.group()[1] in "=!<"
         return "", () if looks_around else inner.groups, inner.end + 1
     if character in ".^$ ":
@@ -157,7 +158,9 @@ def end_of_class(pattern: str, start: int) -> int:
     6
     """
     position = start + 2 if pattern[start + 1] == "^" else start + 1
-    position += pattern[position] == "]"
+    # As the first of its characters a bracket is one of them, and ends nothing.
+    if pattern[position] == "]":
+        position += 1
     while pattern[position] != "]":
         position += 2 if pattern[position] == "\\" else 1
     return position + 1

@@ -217,9 +217,13 @@ def clean_log(text: str) -> str:
     >>> clean_log('{"exit": {"code": 137, "oom": true}, "msg": "task exited"}')
     'exit code: 137\nexit oom: true\ntask exited'
     """
-    text = _without_json(_BREAK.sub("\n", _ESCAPED_COLOUR.sub("", text)))
+    # Colours first: their letters stand between a break and what it breaks.
+    text = _ESCAPED_COLOUR.sub("", text)
+    text = _BREAK.sub("\n", text)
+    text = _without_json(text)
     text = _PARTED_SCOPE.sub("::", text)
-    text = _UNBROKEN.sub(_shorten_data, _LONG_INDENT.sub(" " * 40, text))
+    text = _LONG_INDENT.sub(" " * 40, text)
+    text = _UNBROKEN.sub(_shorten_data, text)
     raw_lines = _BREAK.sub("\n", text).split("\n")
     text = "\n".join(map(_begin_lines_at_quotations, raw_lines))
     joined = _join_lines(list(_without_repetitions(_clean_lines(text))))
@@ -396,7 +400,8 @@ def _clean_lines(text: str) -> Iterator[_Line]:
             begins_paragraph = True
             continue
         begins_text = is_first or raw_line.startswith(tuple(_MARKS))
-        line = _clean_line(raw_line.rstrip(), kinds | _ALONE if begins_text else kinds)
+        kinds_here = kinds | _ALONE if begins_text else kinds
+        line = _clean_line(raw_line.rstrip(), kinds_here)
         # A line that held nothing but a progress bar was drawn through the text; one
         # with nothing behind its prefix is blank.
         if _PARAGRAPH_BREAK.fullmatch(line.words) and line.words:

@@ -215,10 +215,10 @@ def read_message(text: str) -> Message:
     mention = find_mention(phrases)
     if mention is None:
         return Message(raw=text)
-    reasons = f": {', '.join(mention.reasons[:_MOST_REASONS])}" * bool(mention.reasons)
-    return Message(
-        raw=text, unread=(f'"{mention.words}" tells of no event here{reasons}',)
-    )
+    unread = f'"{mention.words}" tells of no event here'
+    if mention.reasons:
+        unread += f": {', '.join(mention.reasons[:_MOST_REASONS])}"
+    return Message(raw=text, unread=(unread,))
 
 
 def _first_pattern_match(
@@ -362,9 +362,9 @@ def _read_pattern_match(
         message = _with_amounts(message, stated)
     if message.is_oom is True:
         line_end = text.find("\n", match.end())
-        message = _with_errno(
-            message, text, match.start(), line_end if line_end >= 0 else len(text)
-        )
+        if line_end < 0:
+            line_end = len(text)
+        message = _with_errno(message, text, match.start(), line_end)
     if message.kind == "killed" and message.pid is None:
         line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
         message = replace(message, pid=_process_named(text, line, match.end()))
@@ -410,8 +410,11 @@ def _read_finding(text: str, finding: Exhaustion) -> Message:
     message = _with_amounts(empty, finding.stated)
     if message.requested is None and "requested" in _READ_ROLES.get(finding.kind, ()):
         # What was asked for can stand in the line before, with all that belongs to it.
-        above = text[max(0, begin - _NEARBY) : begin].rstrip("\n").rpartition("\n")[2]
-        before = _with_amounts(empty, "" if is_of_another_message(above) else above)
+        lines_before = text[max(0, begin - _NEARBY) : begin].rstrip("\n")
+        above = lines_before.rpartition("\n")[2]
+        if is_of_another_message(above):
+            above = ""
+        before = _with_amounts(empty, above)
         if before.requested is not None:
             message = _fill_missing_sizes(message, before)
     message = _with_errno(message, text, begin, end)
@@ -450,7 +453,8 @@ def _with_amounts(message: Message, text: str) -> Message:
     roles = _READ_ROLES.get(message.kind or "", frozenset())
     sizes: dict[str, Any] = {}
     unread = []
-    amounts = _tell_unnamed_apart(_tell_totals(list(find_amounts(text))))
+    amounts = _tell_totals(list(find_amounts(text)))
+    amounts = _tell_unnamed_apart(amounts)
     amounts = _tell_what_failed(amounts, text)
     for amount in sorted(amounts, key=_trust_order):
         field_name = _field_of_role(amount.role, message.kind, text)

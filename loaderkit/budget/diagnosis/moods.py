@@ -154,7 +154,9 @@ def line_around(text: str, phrase: Span) -> Span:
     """
     end = min(len(text), phrase.end + _REACH)
     line_end = text.find("\n", phrase.end, end)
-    return Span(_line_start(text, phrase), end if line_end < 0 else line_end)
+    if line_end < 0:
+        line_end = end
+    return Span(_line_start(text, phrase), line_end)
 
 
 _CUT = "\N{CYRILLIC LETTER MULTIOCULAR O}"
@@ -279,14 +281,17 @@ def mood_patterns() -> tuple[_MoodPattern, ...]:
     Of a hedge it matters where the first one stands: its rows are one pattern.  Others
     are searched for row by row, without the rows of which a text lacks a word.
     """
-    patterns: dict[tuple[str, str], list[str]] = {}
-    for (mood, place), pattern in read_table("moods.txt"):
-        patterns.setdefault((mood, place), []).append(put_in_pieces(pattern, _PIECES))
-    return tuple(
-        _MoodPattern(Mood(mood), place, compile_folded(pattern))
-        for (mood, place), rows in patterns.items()
-        for pattern in (["|".join(rows)] if _is_hedge(Mood(mood), place) else rows)
-    )
+    rows_of: dict[tuple[Mood, str], list[str]] = {}
+    for (mood_name, place), pattern in read_table("moods.txt"):
+        rows = rows_of.setdefault((Mood(mood_name), place), [])
+        rows.append(put_in_pieces(pattern, _PIECES))
+    patterns: list[_MoodPattern] = []
+    for (mood, place), rows in rows_of.items():
+        if _is_hedge(mood, place):
+            rows = ["|".join(rows)]
+        compiled = map(compile_folded, rows)
+        patterns += [_MoodPattern(mood, place, pattern) for pattern in compiled]
+    return tuple(patterns)
 
 
 def _is_hedge(mood: Mood, place: str) -> bool:
@@ -376,7 +381,8 @@ def find_mood(
             continue
         if place not in surroundings:
             is_before = place in {"before", "line"}
-            cut = PLACES[place](text, hedged if is_before else phrase, sentence)
+            around_what = hedged if is_before else phrase
+            cut = PLACES[place](text, around_what, sentence)
             surroundings[place] = FoldedText.of(cut)
         around = surroundings[place]
         if not pattern.can_match(around.small):

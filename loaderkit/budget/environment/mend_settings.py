@@ -61,7 +61,9 @@ def mended_settings(settings: str, backend: str = "cuda") -> str | None:
     >>> mended_settings("expandable_segments=true;max_split_size:128")
     'expandable_segments:True,max_split_size_mb:128'
     """
-    known = COMMON_OPTIONS | (CUDA_OPTIONS if backend in {"cuda", "hip"} else {})
+    known = dict(COMMON_OPTIONS)
+    if backend in {"cuda", "hip"}:
+        known |= CUDA_OPTIONS
     options: dict[str, str] = {}
     for name, value in _split_leniently(settings):
         near = name if name in known else nearest_option(name)

@@ -243,5 +243,6 @@ def split_tunables(value: str) -> list[Tunable]:
     for entry in value.split(":"):
         name, equals, number = entry.partition("=")
         if entry:
-            tunables.append(Tunable(name, number if equals else None))
+            value_of_entry = number if equals else None
+            tunables.append(Tunable(name, value_of_entry))
     return tunables

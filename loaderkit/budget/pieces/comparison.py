@@ -221,7 +221,8 @@ class Comparison:
             take_grads(self.parameters)
             # A forward pass changes some, such as the vectors of a spectral norm.
             self._state.restore_buffers()
-            self.backward(self.model, piece, weight / total if total else 0.0)
+            share = weight / total if total else 0.0
+            self.backward(self.model, piece, share)
             for number, parameter in enumerate(self.parameters):
                 if parameter.grad is None:
                     continue

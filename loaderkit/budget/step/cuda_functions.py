@@ -112,9 +112,10 @@ class _RecurrentLayers(NamedTuple):
     @classmethod
     def of_call(cls, func: Any, args: Sequence[Any]) -> _RecurrentLayers | None:
         """Read the arguments; None where cuDNN would not be asked."""
-        is_packed = isinstance(args[1], torch.Tensor) and not (
-            args[1].is_floating_point()
-        )
+        # torch has two calls of one name: of packed sequences the second argument is
+        # the batch sizes, of others it is the state, or a pair of states.
+        second = args[1]
+        is_packed = isinstance(second, torch.Tensor) and not second.is_floating_point()
         if is_packed:
             values, _, states, weights, _, layers, dropout, train, both_ways = args
             is_batch_first = False
@@ -122,8 +123,10 @@ class _RecurrentLayers(NamedTuple):
             values, states, weights, _, layers, dropout, train, both_ways = args[:8]
             is_batch_first = bool(args[8])
         states = (states,) if isinstance(states, torch.Tensor) else tuple(states)
-        of_layer = len(weights) // (layers * (2 if both_ways else 1))
-        has_projection = func is torch.lstm and of_layer in {3, 5}
+        directions = 2 if both_ways else 1
+        weights_of_layer = len(weights) // (layers * directions)
+        # Two matrices and two biases, or none; a projection is one matrix more.
+        has_projection = func is torch.lstm and weights_of_layer in {3, 5}
         if not train or has_projection or not torch.is_grad_enabled():
             return None
         return cls(
@@ -132,7 +135,7 @@ class _RecurrentLayers(NamedTuple):
             states,
             list(weights),
             layers,
-            2 if both_ways else 1,
+            directions,
             dropout,
             is_batch_first,
         )

@@ -585,8 +585,8 @@ def _estimate_as_measured(
     """
     peak = max(phases.values())
     # Other kernels, of another device, may take other bytes.
-    margin = round(peak * (_MARGIN if step.target.kind == "cpu" else 1.0))
-    margin += _UNSEEN_BYTES
+    share = _MARGIN if step.target.kind == "cpu" else 1.0
+    margin = round(peak * share) + _UNSEEN_BYTES
     interval = _Interval(max(peak - margin, min(held, peak)), peak + margin)
     return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
 

@@ -51,7 +51,11 @@ class Points(NamedTuple):
         Returns:
             Peaks by phase.
         """
-        count = (self.degree if degree is None else degree) + 1
+        # A line goes through two points, a parabola through three; the largest are
+        # nearest to what is asked about.
+        if degree is None:
+            degree = self.degree
+        count = degree + 1
         sizes, peaks = self.sizes[-count:], self.peaks[-count:]
         extended: dict[Phase, int] = {}
         for phase in peaks[0]:

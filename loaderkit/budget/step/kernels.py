@@ -485,7 +485,9 @@ def _invent_sparse(spec: SparseSpec) -> torch.Tensor:
         flat = torch.randint(max(place_count, 1), (spec.elements,))
     indices = torch.stack(torch.unravel_index(flat, axes))
     rows = (spec.elements, *spec.shape[spec.sparse_dim :])
-    values = torch.rand(rows if spec.has_dense_values else (1,) * len(rows))
+    # Where only the indices matter, one number stands for all of them.
+    shape = rows if spec.has_dense_values else (1,) * len(rows)
+    values = torch.rand(shape)
     tensor: torch.Tensor = torch.sparse_coo_tensor(
         indices,
         values.to(spec.dtype).expand(rows),
@@ -579,12 +581,13 @@ class _SizeTable(NamedTuple):
         if len(set(amounts)) == 1:
             return amounts[0]
 
+        factors = itertools.product(self.factors_of_pairs, repeat=2)
+        columns_and_factors = itertools.product(
+            itertools.combinations(columns, 2), factors
+        )
         pairs: list[_Rule] = [
-            ((first, factor), (second, other_factor))
-            for first, second in itertools.combinations(columns, 2)
-            for factor, other_factor in itertools.product(
-                self.factors_of_pairs, repeat=2
-            )
+            tuple(zip(two_columns, two_factors, strict=True))
+            for two_columns, two_factors in columns_and_factors
         ]
         for rule in (*singles, *pairs):
             constants = {
@@ -644,6 +647,12 @@ def _size_table(sized: SizedCall, measured: list[_CallMemory]) -> _SizeTable:
     )
 
 
+def _has_hidden_output(sized: SizedCall, memory: _CallMemory) -> bool:
+    """Tell whether a small call made something that is empty as a fake."""
+    outputs = zip(sized.outputs, memory.outputs, strict=False)
+    return any(fake_bytes == 0 and real_bytes > 0 for fake_bytes, real_bytes in outputs)
+
+
 def _output_bounds(
     sized: SizedCall, measured: list[_CallMemory], table: _SizeTable
 ) -> Bounds | None:
@@ -651,11 +660,7 @@ def _output_bounds(
     keeps_its_outputs = all(
         sum(memory.outputs) == memory.retained for memory in measured
     )
-    is_hidden = any(
-        fake_bytes == 0 and real_bytes > 0
-        for memory in measured
-        for fake_bytes, real_bytes in zip(sized.outputs, memory.outputs, strict=False)
-    )
+    is_hidden = any(_has_hidden_output(sized, memory) for memory in measured)
     if keeps_its_outputs and not is_hidden:
         return Bounds.exactly(sum(sized.outputs))
 

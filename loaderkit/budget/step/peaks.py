@@ -66,7 +66,8 @@ def changes_of(log: Log, end: End = "likely") -> list[int]:
         more = correction.at(end) if correction is not None else 0
         # The sign does not tell whether it is made or freed: what is empty as a fake is
         # both with 0 bytes.
-        changes.append(size - more if number in live else size + more)
+        is_freed = number in live
+        changes.append(size - more if is_freed else size + more)
         live.add(number)
     return changes
 
@@ -116,7 +117,8 @@ def highest_before_step(log: Log) -> int:
     for position, change in enumerate(changes_of(log)[:first_position]):
         live += change
         held = log.inside.get(position)
-        highest = max(highest, live + (held.likely if held is not None else 0))
+        inside_bytes = 0 if held is None else held.likely
+        highest = max(highest, live + inside_bytes)
     return highest
 
 

@@ -92,12 +92,18 @@ def _least_squares(
     solution = solution.squeeze(-1) if is_vector else solution
     has_values = driver in _DRIVERS_WITH_SINGULAR_VALUES
     has_residuals = equations > unknowns and (has_values or driver == "gels")
-    residuals = left.new_empty((*batch, width) if has_residuals else (0,))
+    # What LAPACK's driver does not compute, torch gives as an empty tensor.
+    residuals_shape = (*batch, width) if has_residuals else (0,)
+    residuals = left.new_empty(residuals_shape)
     rank_shape = (0,) if driver == "gels" else tuple(batch)
     rank = left.new_empty(rank_shape, dtype=torch.int64)
     smallest = min(equations, unknowns)
-    values = left.new_empty((*batch, smallest) if has_values else (0,))
-    return solution, residuals, rank, values.real if values.is_complex() else values
+    values_shape = (*batch, smallest) if has_values else (0,)
+    values = left.new_empty(values_shape)
+    # Singular values are real, of complex matrices too.
+    if values.is_complex():
+        values = values.real
+    return solution, residuals, rank, values
 
 
 def _grouped_product(

@@ -652,8 +652,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: OpOverload, dtype: torch.dtype, most: int | None = None
     ) -> bool | int | float:
         self._note_assumption(SCALAR, func)
-        self.log.assumed_conditions += dtype == torch.bool
-        self.log.assumed_numbers += dtype.is_floating_point and most is None
+        if dtype == torch.bool:
+            self.log.assumed_conditions += 1
+        elif dtype.is_floating_point and most is None:
+            self.log.assumed_numbers += 1
         return self._scalars.read(dtype, most)
 
     def _as_fake(self, leaf: object, *, is_trained: bool) -> Any:

@@ -60,7 +60,9 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
         message = f"target must be {', '.join(TRAITS)}, got {target!r}."
         why = "what a step takes is known of these kinds of device"
         meant = suggest_device(target).partition(":")[0]
-        fix = f"did you mean {meant if meant in TRAITS else 'cpu'!r}?"
+        if meant not in TRAITS:
+            meant = "cpu"
+        fix = f"did you mean {meant!r}?"
         raise StepError(message, why=why, fix=fix)
     return DeviceSpec(kind)
 

@@ -116,8 +116,11 @@ def _list_mappings() -> Iterable[str]:
     # Address, rights, offset, device and inode come before the name, if there is one.
     kinds = []
     for line in maps.read_text().splitlines():
-        name = line.split(None, 5)[5:]
-        kinds.append(_without_numbers(name[0].strip()) if name else "anonymous memory")
+        words = line.split(None, 5)
+        if len(words) > 5:
+            kinds.append(_without_numbers(words[5].strip()))
+        else:
+            kinds.append("anonymous memory")
     return kinds
 
 
