@@ -415,7 +415,7 @@ def _as_name(path: str) -> str:
     return path.lstrip(".")
 
 
-def _short_key(key: Any) -> str:
+def _short_key(key: object) -> str:
     numpy = sys.modules.get("numpy")
     if numpy is not None and is_a(key, numpy.generic):
         key = key.item()  # numpy would write np.int64(3)

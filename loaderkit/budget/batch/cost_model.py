@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from loaderkit.budget.batch.samples import Floats, SampleKind, Samples
     from loaderkit.budget.keywords import LoaderBounds
@@ -147,7 +147,7 @@ class BatchCostModel:
             return fit_cost_model(self.model, self.samples, step, batch_size)
         return replace(other, peak_model=replace(self.peak_model, error=error))
 
-    def predict(self, rows: Any) -> Floats:
+    def predict(self, rows: ArrayLike) -> Floats:
         """Predict the peak of batches of some rows.
 
         Args:

@@ -89,14 +89,14 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._count_storage(tensor.untyped_storage())
         return out
 
-    def _count_storage(self, storage: Any) -> None:
+    def _count_storage(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 -- an identity, never read
         if key not in self._live:
             when_freed = functools.partial(self._on_freed, key, size)
             self._live[key] = weakref.ref(storage, when_freed)
             self._live_bytes += size
 
-    def _on_freed(self, key: int, size: int, ref: Any) -> None:
+    def _on_freed(self, key: int, size: int, ref: object) -> None:
         # Another storage may have the address by now.
         if self._live.get(key) is ref:
             del self._live[key]

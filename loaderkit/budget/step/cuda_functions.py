@@ -22,6 +22,7 @@ from loaderkit.budget.step.cuda_kernels import attention_workspace
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
     from loaderkit.budget.step.tracker import Tracker
 
 _DROPOUTS = {functional.dropout, torch.dropout}
@@ -58,7 +59,11 @@ class CudaFunctions(TorchFunctionMode):
         self.tracker = tracker
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run a function as CUDA does, or as it is."""
         kwargs = kwargs or {}
@@ -110,7 +115,9 @@ class _RecurrentLayers(NamedTuple):
     is_batch_first: bool
 
     @classmethod
-    def of_call(cls, func: Any, args: Sequence[Any]) -> _RecurrentLayers | None:
+    def of_call(
+        cls, func: Callable[..., Any], args: Sequence[Any]
+    ) -> _RecurrentLayers | None:
         """Read the arguments; None where cuDNN would not be asked."""
         # torch has two calls of one name: of packed sequences the second argument is
         # the batch sizes, of others it is the state, or a pair of states.
@@ -258,7 +265,7 @@ _ALIGNED_NUMBERS = 16
 
 def _attend(
     tracker: Tracker,
-    func: Any,
+    func: Callable[..., Any],
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -335,7 +342,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _run_cell(
-    func: Any,
+    func: Callable[..., Any],
     values: torch.Tensor,
     state: Any,
     w_ih: torch.Tensor,
@@ -361,7 +368,7 @@ class _Cell(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        func: Any,
+        func: Callable[..., Any],
         of_values: torch.Tensor,
         of_state: torch.Tensor,
         state: torch.Tensor,

@@ -18,12 +18,13 @@ from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from loaderkit.budget.step.allocation_log import Log
+    from loaderkit.budget.step.call_arguments import Args, Kwargs
     from loaderkit.budget.step.train_step import Step
 
 
@@ -146,7 +147,11 @@ class TargetAttention(TorchFunctionMode):
         self.log = log
 
     def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run a function; attention with dropout as the target's flash kernel does."""
         # Both are asked for, since multi_head_attention_forward hides the attention

@@ -182,7 +182,7 @@ def sparse_tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def parts_of_sparse(
-    tensor: Any, mode: AbstractContextManager[object] | None = None
+    tensor: torch.Tensor, mode: AbstractContextManager[object] | None = None
 ) -> list[torch.Tensor]:
     """List the dense tensors that a sparse one is made of.
 

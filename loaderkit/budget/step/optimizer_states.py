@@ -113,7 +113,7 @@ def _kind_of(
     return (type(optimizer), torch.get_default_dtype(), options, layout)
 
 
-def _hashable_option(option: Any) -> Hashable:
+def _hashable_option(option: object) -> Hashable:
     if isinstance(option, torch.Tensor):
         # Such as a learning rate: whether it is one decides, its value does not.
         return torch.Tensor

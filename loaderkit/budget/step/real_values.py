@@ -45,14 +45,18 @@ class RealValues:
         self._live: dict[int, Any] = {}
         self.bytes = self.highest_bytes = 0
 
-    def name_value(self, fake: Any, real: Any, *, trained: bool) -> None:
+    def name_value(
+        self, fake: torch.Tensor, real: torch.Tensor, *, trained: bool
+    ) -> None:
         """Name the value of a tensor of the model or the batch, which is only read."""
         # An estimate computes on the CPU alone, and takes no memory of a device.
         if real.device.type == "cpu" and isinstance(fake, FakeTensor):
             self._given.add(_storage_key(real))
             self._values[fake] = Value(real.detach(), trained)
 
-    def name_own_value(self, fake: Any, real: torch.Tensor, *, trained: bool) -> None:
+    def name_own_value(
+        self, fake: torch.Tensor, real: torch.Tensor, *, trained: bool
+    ) -> None:
         """Name the value of a tensor that the step itself made, and may write to."""
         self._values[fake] = Value(real, trained)
 
@@ -99,13 +103,13 @@ class RealValues:
             if isinstance(fake, FakeTensor) and fake.shape == real.shape:
                 self._name_computed_value(fake, real, trained=is_trained)
 
-    def name_value_if_small(self, fake: Any, real: torch.Tensor) -> None:
+    def name_value_if_small(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Name a value that was computed anyway; keep it if there is room for it."""
         if self.bytes + real.untyped_storage().nbytes() <= LIMIT_BYTES:
             self._name_computed_value(fake, real, trained=False)
 
     def _name_computed_value(
-        self, fake: Any, real: torch.Tensor, *, trained: bool
+        self, fake: torch.Tensor, real: torch.Tensor, *, trained: bool
     ) -> None:
         self._values[fake] = Value(real, trained)
         self._count_storage(real)
@@ -150,7 +154,7 @@ class RealValues:
         self.bytes += size
         self.highest_bytes = max(self.highest_bytes, self.bytes)
 
-    def _on_storage_freed(self, key: int, size: int, _ref: Any) -> None:
+    def _on_storage_freed(self, key: int, size: int, _ref: object) -> None:
         if self._live.pop(key, None) is not None:
             self.bytes -= size
 

@@ -242,7 +242,7 @@ def _modules_named(
     hooks = []
     modes_of_backward = ExitStack()
 
-    def enter(name: str, module: torch.nn.Module, args: Any) -> None:
+    def enter(name: str, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         # Autograd runs the backward pass without modes of functions, and with it the
         # blocks that a checkpoint computes again.
         if tracker.phase == "backward" and not path:
@@ -252,7 +252,7 @@ def _modules_named(
         path.append(_label_of(name, module))
         tracker.module = path[-1]
 
-    def leave(_module: torch.nn.Module, args: Any, _out: Any) -> None:
+    def leave(_module: torch.nn.Module, args: tuple[Any, ...], _out: object) -> None:
         tracker.note_resized(flatten_tensors(args))
         path.pop()
         tracker.module = path[-1] if path else ""

@@ -239,7 +239,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.real_bytes = max(self.log.real_bytes, self.real_bytes_live + values)
         return [number]
 
-    def _log_made(self, storage: Any, owner: Part | None) -> int:
+    def _log_made(self, storage: torch.UntypedStorage, owner: Part | None) -> int:
         """Log that a storage lives, and see to it that its end is logged."""
         key, size = storage._cdata, storage.nbytes()
         number = len(self.log.events)
@@ -278,7 +278,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if live_storage is not None:
                     self._log_if_resized(live_storage)
 
-    def _log_if_resized(self, storage: Any) -> None:
+    def _log_if_resized(self, storage: torch.UntypedStorage) -> None:
         before = self.live.get(storage._cdata)
         if before is None or before.nbytes == storage.nbytes():
             return
@@ -292,7 +292,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tell whether it is known what a tensor takes: of sparse ones it may not."""
         return has_one_storage(tensor) or self.sparse.parts_of(tensor) is not None
 
-    def _log_freed(self, key: int, number: int, _ref: Any = None) -> None:
+    def _log_freed(self, key: int, number: int, _ref: object = None) -> None:
         storage = self.live.get(key)
         # Another storage may have the address by now.
         if storage is not None and storage.number == number:
@@ -452,7 +452,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.values.name_own_value(fake, real, trained=is_trained)
         return fake
 
-    def _forget_alias(self, key: int, ref: Any) -> None:
+    def _forget_alias(self, key: int, ref: object) -> None:
         alias = self.live.get(key)
         # Another storage may have the address by now.
         if alias is not None and alias.reference is ref:
@@ -705,7 +705,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
     def _positions_of_masks(
-        self, indices: Any, func: OpOverload
+        self, indices: Sequence[torch.Tensor | None], func: OpOverload
     ) -> tuple[list[Any], int]:
         """Turn masks into positions, so that shapes are known; give their bytes too.
 
@@ -729,12 +729,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             positions.extend(chosen.unbind(1))
         return positions, listed_bytes
 
-    def _chosen_of(self, shape: Any) -> int:
+    def _chosen_of(self, shape: Sequence[int]) -> int:
         """Count the assumed share of the elements, one at least."""
         total = int(math.prod(shape))
         return min(total, max(1, round(self._share_chosen * total)))
 
-    def _chosen_positions(self, shape: Any) -> torch.Tensor:
+    def _chosen_positions(self, shape: Sequence[int]) -> torch.Tensor:
         """List the first of the elements; fake where the list is large itself."""
         count = self._chosen_of(shape)
         nbytes = count * len(shape) * torch.int64.itemsize

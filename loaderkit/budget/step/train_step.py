@@ -141,9 +141,9 @@ class Step:
 
 
 def run_step(
-    model: Any,
+    model: torch.nn.Module,
     batch: Any,
-    optimizer: Any,
+    optimizer: torch.optim.Optimizer | None,
     step: Step,
     *,
     mark: Callable[[LogPhase], object] | None = None,
@@ -184,7 +184,7 @@ def _do_not_mark(_phase: LogPhase) -> None:
     pass
 
 
-def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
+def call_model(model: torch.nn.Module, batch: Any, *, paired: bool) -> Any:
     """Call a model the way its batch asks for.
 
     Args:
@@ -239,7 +239,9 @@ def call_model(model: Any, batch: Any, *, paired: bool) -> Any:
     return model(batch)
 
 
-def _signature_mismatch(model: Any, *args: Any, **kwargs: Any) -> str | None:
+def _signature_mismatch(
+    model: torch.nn.Module, *args: Any, **kwargs: Any
+) -> str | None:
     """Say why ``forward`` cannot be called so; None where it can, or may be."""
     try:
         signature = inspect.signature(model.forward)
@@ -256,7 +258,7 @@ def _is_pair(batch: Any) -> bool:
     return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
-def _parameters_of(model: Any) -> dict[str, inspect.Parameter]:
+def _parameters_of(model: torch.nn.Module) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(model.forward).parameters
     kinds = {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
     return {
@@ -270,7 +272,7 @@ _BOOKKEEPING = frozenset({"batch", "ptr"})
 """Fields that PyG adds to a batch: which graph a node belongs to."""
 
 
-def _takes_fields(model: Any, batch: BaseData) -> bool:
+def _takes_fields(model: torch.nn.Module, batch: BaseData) -> bool:
     """Tell whether a model takes a graph's fields, as PyG's layers do."""
     needed = [
         name
@@ -284,7 +286,7 @@ def _takes_fields(model: Any, batch: BaseData) -> bool:
     return all(_field_of_graph(batch, name) is not None for name in needed)
 
 
-def _fields_taken(model: Any, batch: BaseData) -> dict[str, Any]:
+def _fields_taken(model: torch.nn.Module, batch: BaseData) -> dict[str, Any]:
     fields = {name: _field_of_graph(batch, name) for name in _parameters_of(model)}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -404,7 +406,7 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
     return optimizer
 
 
-def _needs_closure(optimizer: Any) -> bool:
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty
 
