@@ -27,13 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
-    from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.cache.stored_arrays import StoredArrays
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
 
 
 class IndexedSamples(Protocol):

@@ -19,9 +19,7 @@ from loaderkit.unlike_keys import FIELDS_OF_BATCHES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _OF_BATCHES = ("ptr", "_num_nodes")

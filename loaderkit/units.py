@@ -5,6 +5,7 @@ import operator
 import re
 from typing import TypeGuard
 
+from loaderkit.digits import digits_behind_point
 from loaderkit.errors import OptionError
 from loaderkit.time_units import time_unit_of
 
@@ -61,17 +62,6 @@ def format_bytes(n: float | None) -> str:
     # There is no half of a byte.
     digits = 0 if unit == 0 else digits_behind_point(size)
     return f"{sign}{size:.{digits}f} {BYTE_UNITS[unit]}"
-
-
-def digits_behind_point(number: float) -> int:
-    """Say how many digits behind the point make three in all, at least.
-
-    >>> digits_behind_point(1.5), digits_behind_point(-15.0), digits_behind_point(150.0)
-    (2, 1, 0)
-    """
-    if abs(number) >= 100:
-        return 0
-    return 1 if abs(number) >= 10 else 2
 
 
 def format_amount(value: float | None, unit: str, *, short: bool = False) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 _PROT_NONE = 0
 """Reserved, but neither read nor written; 0 on all systems with ``mmap``."""

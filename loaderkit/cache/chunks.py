@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.layout import Array
 
-    Ints = NDArray[np.int64]
     Bytes: TypeAlias = bytes | memoryview
 
 _MAX_RATIO = {"gzip": 1032, "lzf": 88}

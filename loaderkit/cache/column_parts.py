@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Bools, Ints
     from loaderkit.cache.gather import PartRanges, Values
     from loaderkit.cache.shards import Shards
     from loaderkit.errors import DamagedCacheError
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 _MAX_OFFSETS_CHECKED_ON_OPENING = 1 << 20
 """So many offsets of a shard are checked when it is opened (4 ms).  Where there are

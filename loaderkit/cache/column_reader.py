@@ -53,11 +53,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
     from loaderkit.cache.shards import Shards
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.remote import RemoteCache
-
-    Ints = NDArray[np.int64]
 
 _LOG = logging.getLogger("loaderkit")
 _LOOK_AGAIN_S = 0.2

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
     PartValues = Mapping[int, "Values"]
     """Rows of the parts of a column, by the number of the part."""

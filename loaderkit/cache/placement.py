@@ -18,12 +18,8 @@ import numpy as np
 from loaderkit.cache.address_space import round_up
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Bools, Ints
     from loaderkit.cache.shard_table import ColumnSchema, ShardGroup
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 _MAX_ALIKE_ROW_BYTES = 16 << 10
 """Rows up to here are placed so that columns with as many rows a shard lie alike.

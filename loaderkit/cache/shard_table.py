@@ -51,10 +51,8 @@ from loaderkit.cache.parsed import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from numpy.typing import NDArray
+    from loaderkit.array_types import Bools, Ints
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 _POSITION, _NUMBER, _SAMPLES, _BYTES, _XXH3_HIGH, _XXH3_LOW = range(6)
 """The first numbers of every shard: where it stands in the cache, the number in its

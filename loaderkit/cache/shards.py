@@ -43,12 +43,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.gather import Values
     from loaderkit.cache.layout import Array, ShardFile
     from loaderkit.cache.manifest import Manifest
     from loaderkit.cache.mirror import Mirror
-
-    Ints = NDArray[np.int64]
 
 Checksums = Literal["once", "always", "never"]
 """When a shard is hashed, and the hash compared with the manifest.

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.manifest import Manifest
-
-    Ints = NDArray[np.int64]
 
 _UNLIMITED = 1 << 62
 """More bytes than any cache has."""

@@ -84,9 +84,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.datasets.opened import OpenedCache
-
-    Ints = NDArray[np.int64]
 
 _KINDS_OF_KEYS = (str, int, float, tuple, PurePath, np.generic)
 """What samples are named by, and are seldom themselves."""

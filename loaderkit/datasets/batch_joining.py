@@ -36,16 +36,12 @@ from loaderkit.joining import check_no_keys, join
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.ragged import Number, Path
     from loaderkit.datasets.ragged_fields import FieldShapes
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
 
 T = TypeVar("T", default=Any)
 

@@ -33,14 +33,11 @@ from loaderkit.pyg import import_pyg
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.structure import Structure
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
 
 
 class GraphRecipe:

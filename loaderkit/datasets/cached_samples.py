@@ -27,16 +27,13 @@ from loaderkit.errors import DatasetError, MissingMethodError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.remote import CacheLocation
     from loaderkit.cache.shards import Checksums
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.key_index import KeyIndex
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.datasets.ragged_fields import JointShapes
-
-    Ints = NDArray[np.int64]
 
 T = TypeVar("T", default=Any)
 

@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import TypeAlias
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.safe import SafeGraphDataset
 
-    Ints = NDArray[np.int64]
     StoreKey: TypeAlias = str | tuple[str, ...] | None
     """A node type, an edge type, or None for what belongs to the graph as a whole."""
 

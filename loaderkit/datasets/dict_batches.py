@@ -48,15 +48,12 @@ from loaderkit.memory.shm_batch import default_collate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.ragged import Path
     from loaderkit.datasets.structure import Node
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
 
     JoiningOf: TypeAlias = Callable[[Path, Sequence[Any]], Joining | None]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.column_parts import Part
     from loaderkit.cache.column_reader import ColumnReader
     from loaderkit.cache.store import Store
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from loaderkit.datasets.kinds import Classes, ColumnSpec
     from loaderkit.datasets.structure import Node
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
 
 T = TypeVar("T")
 

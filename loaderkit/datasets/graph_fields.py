@@ -21,15 +21,11 @@ from loaderkit.pyg import import_pyg
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.gathering import BatchGather
     from loaderkit.datasets.structure import Node
-
-    Ints = NDArray[np.int64]
 
 _BOOKKEEPING_TENSORS = 4
 """Of a field, at most: slices, increments, and ``_batch`` and ``_ptr`` of

@@ -41,14 +41,13 @@ if TYPE_CHECKING:
 
     from torch_geometric.data.data import BaseData
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
-    from loaderkit.datasets.base import Ints
     from loaderkit.datasets.columns import StoreKey
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.pack_options import PackOptions
     from loaderkit.memory.page_locked import PageLockedBatch
-
 
 T = TypeVar("T", default=Any)
 

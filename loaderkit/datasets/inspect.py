@@ -25,14 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.shard_table import ShardTable
     from loaderkit.datasets.kinds import ColumnSpec
     from loaderkit.datasets.structure import Node
-
-    Ints = NDArray[np.int64]
 
 _BINS = 8
 """Chosen: lines of a histogram that leave the fields above it on a screen of 24."""

@@ -15,9 +15,7 @@ from loaderkit.datasets.plain import encode_text
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 
 class KeyIndex:

@@ -13,13 +13,9 @@ from loaderkit.errors import DatasetError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.datasets.batch_joining import BatchJoining
     from loaderkit.memory.page_locked import PageLockedBatch
-
-    Ints = NDArray[np.int64]
-
 
 _NO_ROWS: Ints = np.empty(0, np.int64)
 _NO_ROWS.flags.writeable = False

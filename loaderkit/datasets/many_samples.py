@@ -28,15 +28,11 @@ from loaderkit.datasets.structure import Leaf, Nest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.kinds import ColumnSpec
     from loaderkit.datasets.structure import Node
-
-    Ints = NDArray[np.int64]
 
 _AT_ONCE = 128
 """Samples whose small values are in memory twice while they are copied apart.  Chosen:

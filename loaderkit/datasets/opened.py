@@ -18,13 +18,10 @@ from loaderkit.datasets.structure import VARIANT, Structure, is_graph
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.ragged_fields import FieldShapes
-
-    Ints = NDArray[np.int64]
 
 R = TypeVar("R")
 

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.column_reader import ColumnReader
     from loaderkit.cache.store import Store
     from loaderkit.datasets.gathering import BatchGather
     from loaderkit.datasets.kinds import ColumnSpec
-
-    Ints = NDArray[np.int64]
 
 
 class PlainColumn:

@@ -22,9 +22,8 @@ from loaderkit.operations import ARITHMETIC, COMPARISONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from loaderkit.array_types import Ints
 
-    Ints = NDArray[np.int64]
     Path: TypeAlias = tuple[Any, ...]
     """The keys, names of attributes and numbers that lead to a field of a sample."""
 

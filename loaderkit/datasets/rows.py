@@ -15,7 +15,7 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 
 def is_single_index(index: object) -> bool:

@@ -30,9 +30,7 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 T = TypeVar("T", default=Any)
 

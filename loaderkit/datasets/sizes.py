@@ -33,13 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.datasets.kinds import ColumnSpec
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.structure import Node
-
-    Ints = NDArray[np.int64]
 
 _TEXTS_AT_ONCE = 8192
 """Lists whose texts are in memory at once: some 10 MB for 200 numbers each."""

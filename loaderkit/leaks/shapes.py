@@ -17,9 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from loaderkit.array_types import Floats
 
 ENDED_BY = 2 / 3
 """A ramp that ended before this share of the run is one of the ended shapes.  One that

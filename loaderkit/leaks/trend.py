@@ -31,9 +31,7 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from loaderkit.array_types import Floats
 
 Verdict: TypeAlias = Literal["leaking", "steady", "needs more epochs"]
 LEAKING: Final = "leaking"

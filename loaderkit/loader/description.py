@@ -47,12 +47,11 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from loaderkit.array_types import Ints
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.cache.stored_arrays import StoredArrays
     from loaderkit.loader.collating import Collate
     from loaderkit.loader.options import LoaderOptions
-
-    Ints = NDArray[np.int64]
 
 _MOST_TOTAL = 2.0**61
 """Sizes of all samples together must be smaller.  Derived: where a batch ends is found

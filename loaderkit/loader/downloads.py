@@ -13,12 +13,9 @@ from loaderkit.loader.samplers import MIXED_SHARDS
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.cache.download_ahead import StoredRows
     from loaderkit.loader.samplers import Epoch
-
-    Ints = NDArray[np.int64]
 
 _MOST_SIMULATED = 10_000
 """So many batches of an epoch are played through to count what is downloaded twice;

@@ -16,11 +16,9 @@ from loaderkit.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Floats
     from loaderkit.cache.stored_arrays import DiskSpeed, StoredArrays
 
-    Floats: TypeAlias = NDArray[np.float64]
     Order: TypeAlias = Literal["in order", "shuffled in blocks", "shuffled"]
     Regime: TypeAlias = Literal[
         "fits memory", "fits memory compressed", "larger than memory"

@@ -35,9 +35,7 @@ from loaderkit.randomness import mix_seed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Sized
 
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from loaderkit.array_types import Ints
 
 
 class SeededRows(list[Any]):

@@ -23,11 +23,8 @@ from loaderkit.units import count_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Ints
     from loaderkit.loader.options import Oversized, Shuffle
-
-    Ints = NDArray[np.int64]
 
 BLOCK = 1024
 """Neighbouring samples that make a block of ``shuffle="block"``.  Chosen: at 4 KiB a

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from loaderkit.digits import digits_behind_point
 from loaderkit.time_units import time_unit_of
-from loaderkit.units import BYTE_UNITS, digits_behind_point, format_bytes
+from loaderkit.units import BYTE_UNITS, format_bytes
 
 _NICE_STEPS = (1.0, 2.0, 5.0, 10.0)
 """Times a power of ten: what people count in."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
-    from loaderkit.budget.batch.samples import Floats, SampleKind, Samples
+    from loaderkit.array_types import Floats
+    from loaderkit.budget.batch.samples import SampleKind, Samples
     from loaderkit.budget.keywords import LoaderBounds
     from loaderkit.budget.step.allocation_log import Log
     from loaderkit.budget.step.train_step import Step

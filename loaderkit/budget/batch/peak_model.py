@@ -17,11 +17,10 @@ from loaderkit.budget.step.peaks import PHASES, changes_of, peaks_of, totals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
+    from loaderkit.array_types import Floats
     from loaderkit.budget.step.allocation_log import Log
-
-    Floats = NDArray[np.float64]
 
 _SAME_LINE_BYTES = 0.5
 """A line that is above another by less than half a byte is not above it: fitted

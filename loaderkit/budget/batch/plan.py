@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from typing_extensions import Unpack
 
-    from loaderkit.budget.batch.samples import Floats
+    from loaderkit.array_types import Floats
     from loaderkit.budget.keywords import PlanKeywords
 
 _DEVICE_MARGIN = 0.1

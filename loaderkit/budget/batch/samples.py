@@ -23,12 +23,10 @@ from loaderkit.pyg import import_pyg, is_pyg_data
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
+    from loaderkit.array_types import Floats, Ints
     from loaderkit.budget.batch.peak_model import PeakModel
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 SampleKind = Literal[
     "graphs",
