@@ -532,6 +532,34 @@ def check_positive(name: str, value: object) -> float:
     return number
 
 
+def check_share(name: str, value: object) -> float:
+    """Take a share of something that leaves some of it: from 0 to below 1.
+
+    Raises:
+        OptionError: It is no such number; per cent are answered with their share.
+    """
+    number = _finite_number(value)
+    if isinstance(value, str) or number is None or not 0 <= number < 1:
+        if isinstance(value, str):
+            number = _finite_number(value.strip().removesuffix("%"))
+        if number is not None and 1 <= number < 100:
+            number /= 100
+        example = number if number is not None and 0 <= number < 1 else 0.1
+        raise refuse_value(name, value, "a number from 0 to below 1", example)
+    return number
+
+
+def check_text(name: str, value: object, example: str) -> str:
+    """Take a text that is not empty.
+
+    Raises:
+        OptionError: It is none.
+    """
+    if not isinstance(value, str) or not value:
+        raise refuse_value(name, value, "a text", example)
+    return value
+
+
 def _finite_number(value: object) -> float | None:
     """Read a number, also one that was written as a text; None where it is none."""
     if isinstance(value, bool):

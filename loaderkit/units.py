@@ -205,39 +205,44 @@ def _size_meant_by(text: str) -> str:
     return f"{number} {prefix.upper() or 'M'}{'i' if binary else ''}B"
 
 
-def size_in_bytes(name: str, amount: int | str) -> int:
+def size_in_bytes(name: str, amount: int | str, *, least: int = 0) -> int:
     """Take a size as a number of bytes, or as a text.
 
     Args:
         name: The option, for the message.
         amount: Such as 1000 or "256 MiB".
+        least: The fewest bytes that make sense.
 
     Returns:
         Bytes.
 
     Raises:
-        OptionError: It is neither, or negative.
+        OptionError: It is neither, or too few.
 
     >>> size_in_bytes("limit", 1000), size_in_bytes("limit", "1 KB")
     (1000, 1000)
     """
     if isinstance(amount, str):
         try:
-            return parse_bytes(amount)
+            number = parse_bytes(amount)
         except OptionError as error:
             message = f"{name} must be a size such as '256 MiB', got {amount!r}."
             fix = f"{name}={error.fix}"
             raise OptionError(message, why=error.why, fix=fix) from None
-    try:
-        number = operator.index(amount)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(amount, bool):
+    else:
+        try:
+            number = operator.index(amount)
+        except TypeError:
+            number = -1
+    if number < least or isinstance(amount, bool):
         message = f"{name} must be a number of bytes, or a text, got {amount!r}."
         fix = f"{name}='256 MiB'"
         # Whoever writes 1e9 means a number of bytes.
         value: object = amount
         if isinstance(value, float) and value.is_integer() and value > 0:
             fix = f"{name}={int(value)}"
-        raise OptionError(message, why="it is no size", fix=fix)
+        why = "it is no size"
+        if isinstance(value, float) and 0 < value < 1:
+            why = "it is bytes, and no share of a memory"
+        raise OptionError(message, why=why, fix=fix)
     return number

@@ -881,7 +881,7 @@ def test_a_number_that_is_out_of_range_is_not_blamed_for_its_type():
 
 
 def test_a_limit_that_is_a_share_is_told_to_be_bytes():
-    with pytest.raises(StepError, match="no share of a memory"):
+    with pytest.raises(OptionError, match="no share of a memory"):
         plan_batch(MODEL, SAMPLES, "cpu", limit=0.8)
 
 

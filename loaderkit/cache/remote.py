@@ -151,8 +151,8 @@ def locate_cache(
     >>> locate_cache("s3://bucket/molecules", mirror_bytes="2 GB").mirror_bytes
     2000000000
     """
-    _check_storage_options(storage_options)
     if is_url(path) and isinstance(path, str):
+        _check_storage_options(storage_options)
         return RemoteCache(
             path,
             storage_options=dict(storage_options or {}),
@@ -201,6 +201,7 @@ def open_storage(
         OptionError: There is no file system for such URLs.
         CacheError: Its library is not installed.
     """
+    _check_storage_options(storage_options)
     if not is_url(url):
         example = "s3://bucket/molecules"
         name = "url"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_cache_path, suggest_keywords
+from loaderkit.arguments import check_cache_path, check_truth, suggest_keywords
 from loaderkit.cache.build import open_build
 from loaderkit.cache.durable import publish, remove, write_file, writing
 from loaderkit.cache.files import (
@@ -136,6 +136,7 @@ def push(
         fix = _call_or_command("push", os.fspath(url), os.fspath(cache))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
+    check_truth("overwrite", overwrite)
     storage = open_storage(url, storage_options)
     return copy_to_store(Path(cache), storage, overwrite=overwrite)
 

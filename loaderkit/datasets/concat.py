@@ -12,12 +12,18 @@ import functools
 import itertools
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from loaderkit.arguments import check_order, suggest_keywords
+from loaderkit.arguments import (
+    check_order,
+    check_truth,
+    refuse_value,
+    suggest_keywords,
+)
 from loaderkit.cache.build import (
     finish_killed_commit,
     open_build,
@@ -28,6 +34,7 @@ from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
+from loaderkit.datasets.classes import check_classes
 from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack import pack
@@ -41,7 +48,7 @@ from loaderkit.fixes import Open, Pack, Python
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaderkit.cache.layout import Shard
@@ -102,6 +109,13 @@ def concat(
         message = f"concat takes a list of caches, got {caches!r}."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
         raise OptionError(message, why="it is one path", fix=fix)
+    # It comes from the user, and types are not checked when a program runs.
+    given: object = caches
+    if not isinstance(given, Iterable):
+        name = "caches"
+        raise refuse_value(name, given, "a list of caches", ["day1.lk", "day2.lk"])
+    check_truth("overwrite", overwrite)
+    classes = check_classes(classes)
     originals = list(caches)
     if not originals:
         message = "There are no caches to concatenate."
@@ -164,6 +178,7 @@ def extend(
     """
     if not isinstance(cache, SafeDataset | RemoteCache):
         check_order("extend", more, cache, "extend({path}, samples)", where="first")
+    classes = check_classes(classes)
     location = _open_whole_cache(cache).path
     added_folder = location / ".extending"
     with hold_lock_for_work(location / ".extending.lock", f"extends {location}"):

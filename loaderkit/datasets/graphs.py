@@ -11,7 +11,7 @@ import torch
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_names, suggest_keywords
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batch_joining import note_others, unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe
@@ -92,8 +92,8 @@ class GraphDataset(BaseDataset[T]):
             mirror=mirror,
             mirror_bytes=mirror_bytes,
         )
-        self.follow_batch = tuple(follow_batch or ())
-        self.exclude_keys = tuple(exclude_keys or ())
+        self.follow_batch = check_names("follow_batch", follow_batch or ())
+        self.exclude_keys = check_names("exclude_keys", exclude_keys or ())
         # ``load`` may be the first to name PyG, as torch.load does.  Workers that are
         # forked later need not each import it then.
         import_pyg()

@@ -27,6 +27,8 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     check_integer,
     check_path,
+    check_text,
+    check_truth,
     refusal_of_call,
     show_value,
     with_article,
@@ -471,6 +473,8 @@ class PtFolder:
         weights_only: bool = True,
     ) -> None:
         self.path = check_path("path", path, "samples/train")
+        check_text("pattern", pattern, "*.pt")
+        check_truth("weights_only", weights_only)
         self.pattern = pattern
         self.weights_only = weights_only
         self._check_is_folder()

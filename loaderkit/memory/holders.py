@@ -13,7 +13,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_integer, refuse_value, suggest_keywords
 from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.frames import local_ids, running_frames
 from loaderkit.memory.holder import Holder
@@ -59,6 +59,10 @@ def holders_of(
     Returns:
         Holders with different roots; "native code" when Python knows of none.
     """
+    check_integer("most", most, least=1)
+    if not isinstance(ignore, list | tuple):
+        name = "ignore"
+        raise refuse_value(name, ignore, "a list of containers", [])
     search = _Search(ignore)
     holders: list[Holder] = []
     for holder in search.run(target):

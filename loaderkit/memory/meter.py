@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.arguments import check_callable, check_positive
 from loaderkit.errors import OptionError
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import (
@@ -196,11 +197,11 @@ class MemoryMeter:
         log: Callable[[Mark], object] | None = print,
         on_sample: Callable[[Mark], object] | None = None,
     ) -> None:
-        # "not > 0" and not "<= 0": NaN is neither.
-        if every_s is not None and not every_s > 0:
-            message = f"every_s must be seconds above 0, got {every_s!r}."
-            why = "it is the time from one reading to the next"
-            raise OptionError(message, why=why, fix="every_s=1.0")
+        if every_s is not None:
+            check_positive("every_s", every_s)
+        for name, function in (("log", log), ("on_sample", on_sample)):
+            if function is not None:
+                check_callable(name, function, "print", "mark")
         self.device = present_device_of(device)
         self.every_s, self.log, self.on_sample = every_s, log, on_sample
         self._begun = time.monotonic()

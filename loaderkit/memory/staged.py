@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.arguments import check_text, suggest_keywords
 from loaderkit.errors import OptionError
 from loaderkit.memory import process
 from loaderkit.memory.holders import holders_of
@@ -214,6 +214,7 @@ def staged(name: str, *objects: Any) -> Stage:
     Raises:
         ValueError: An object cannot be watched, such as a list.
     """
+    check_text("name", name, "model A")
     return Stage(name, objects)
 
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import parse_arguments, suggest_keywords
+from loaderkit.arguments import (
+    check_number,
+    check_path,
+    check_text,
+    parse_arguments,
+    suggest_keywords,
+)
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
+from loaderkit.budget.step.train_step import device_spec
 from loaderkit.errors import DoesNotFitError, OptionError
-from loaderkit.units import format_bytes, parse_bytes
+from loaderkit.mistaken import mistaken_for_batch
+from loaderkit.units import format_bytes, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import torch
     from typing_extensions import Unpack
@@ -72,25 +80,36 @@ def assert_fits(
         ValueError: Neither a limit nor a snapshot was given.
         TypeError: There is no such option.
     """
+    chosen = parse_arguments(FitOptions, options, assert_fits)
     if limit is None and snapshot is None:
         message = "assert_fits needs limit=, snapshot=, or both."
         why = "it holds a step against one of them"
         raise OptionError(message, why=why, fix='limit="8 GiB"')
-    chosen = parse_arguments(FitOptions, options, assert_fits)
+    # Before the limit, which is given in the place of the batch, too.
+    mistake = mistaken_for_batch(batch)
+    if mistake is not None:
+        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+    limit_bytes = None if limit is None else size_in_bytes("limit", limit, least=1)
+    file = None
+    if snapshot is not None:
+        file = check_path("snapshot", snapshot, "peaks.json")
+    if chosen.name is not None:
+        check_text("name", chosen.name, "encoder on cuda")
+    check_number("rise", chosen.rise, least=0)
+    target = device_spec(device, "device")
     step_estimate = estimate_step(
         model,
         batch,
         loss=chosen.loss,
         optimizer=chosen.optimizer,
         autocast=chosen.autocast,
-        target=device,
+        target=target,
     )
-    if limit is not None:
-        limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
+    if limit_bytes is not None:
         _check_limit(step_estimate, limit_bytes)
-    if snapshot is not None:
+    if file is not None:
         name = chosen.name or f"{type(model).__name__} on {step_estimate.target.kind}"
-        _check_snapshot(step_estimate, Path(snapshot), name, chosen.rise)
+        _check_snapshot(step_estimate, file, name, chosen.rise)
     return step_estimate
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_integer, parse_arguments, suggest_keywords
+from loaderkit.arguments import (
+    check_callable,
+    check_integer,
+    check_share,
+    parse_arguments,
+    suggest_keywords,
+)
 from loaderkit.budget.batch.cost_model import (
     BatchBudget,
     BatchCostModel,
@@ -51,7 +57,7 @@ from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import Bar, HasCard, card, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
-from loaderkit.units import count_of, format_bytes, parse_bytes
+from loaderkit.units import count_of, format_bytes, size_in_bytes
 from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
@@ -381,7 +387,12 @@ def plan_batch(
     chosen = parse_arguments(PlanOptions, options, plan_batch)
     epochs = check_integer("epochs", chosen.epochs, least=1)
     check_loss(chosen.loss)
-    spec = device_spec(device)
+    if chosen.collate_fn is not None:
+        example = "lambda samples: samples"
+        check_callable("collate_fn", chosen.collate_fn, example, "samples")
+    if chosen.margin is not None:
+        check_share("margin", chosen.margin)
+    spec = device_spec(device, "device")
     autocast = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=autocast, target=spec)
 
@@ -417,14 +428,9 @@ def _available_bytes(
     Raises:
         BudgetError: Nobody says.
     """
-    spec = device_spec(device)
+    spec = device_spec(device, "device")
     if limit is not None:
-        size = parse_bytes(limit) if isinstance(limit, str) else limit
-        if size < 1:
-            message = f"limit must be positive, and a byte at least, got {limit}."
-            why = "it is bytes to fit into, and no share of a memory"
-            raise StepError(message, why=why, fix=Setting("limit", "8 GiB"))
-        return _AvailableBytes(size, "as told")
+        return _AvailableBytes(size_in_bytes("limit", limit, least=1), "as told")
     if spec.memory_bytes is not None:
         return _AvailableBytes(spec.memory_bytes, "of the specification")
     name = spec.kind if isinstance(device, DeviceSpec) else device

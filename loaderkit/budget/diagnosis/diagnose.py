@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import show_value, suggest_keywords
+from loaderkit.arguments import kind_of, show_value, suggest_keywords
 from loaderkit.budget.diagnosis.judge import (
     UNLIMITED,
     VERDICTS,
@@ -207,7 +207,9 @@ def diagnose_oom(
       1. give the container more /dev/shm, or keep fewer batches in flight (...)
            docker run --shm-size=8g ...; build_loader(..., prefetch_factor=1)
     """
-    saves = {gain.remedy.name: gain.saves for gain in plan.savings} if plan else {}
+    saves = {}
+    if plan is not None:
+        saves = {gain.remedy.name: gain.saves for gain in _savings_of(plan)}
     if isinstance(error, str):
         if _names_a_file(error):
             raise _neither_error_nor_text(error)
@@ -242,6 +244,21 @@ def _names_a_file(text: str) -> bool:
         return path.is_file()
     except (OSError, ValueError):  # as of a name that is too long, or with a NUL
         return False
+
+
+def _savings_of(plan: object) -> Any:
+    """Give what the remedies of a plan save.
+
+    Raises:
+        OptionError: It is no plan of a batch.
+    """
+    savings = getattr(plan, "savings", None)
+    if savings is None:
+        message = f"plan must be what plan_batch returned, got {show_value(plan)}."
+        why = f"it is {kind_of(plan)}"
+        fix = "plan=plan_batch(model, dataset, device)"
+        raise OptionError(message, why=why, fix=fix)
+    return savings
 
 
 def _neither_error_nor_text(given: object) -> OptionError:

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_number, refuse_value, suggest_keywords
+from loaderkit.arguments import (
+    check_positive,
+    check_truth,
+    refuse_value,
+    suggest_keywords,
+)
 from loaderkit.budget.environment.allocator_settings import (
     HIGH,
     LOW,
@@ -101,6 +106,9 @@ def check_environment(
     Returns:
         The findings, each with its fix; nothing is changed, and torch not imported.
     """
+    if ask_torch is not None:
+        check_truth("ask_torch", ask_torch)
+    check_truth("shares_device_tensors", shares_device_tensors)
     setting = read_setting(
         ask_torch=ask_torch, shares_device_tensors=shares_device_tensors
     )
@@ -206,7 +214,7 @@ def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
             raise OptionError(message, why=finding.problem, fix=finding.fix)
     if fraction is None:
         return
-    if not 0 < check_number("mps_fraction", fraction, least=0) <= MAX_RATIO:
+    if check_positive("mps_fraction", fraction) > MAX_RATIO:
         name, wanted = "mps_fraction", f"a number above 0 and up to {MAX_RATIO}"
         raise refuse_value(name, fraction, wanted, 0.8)
 

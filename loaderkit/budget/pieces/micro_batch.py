@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_integer, suggest_keywords
+from loaderkit.arguments import (
+    check_callable,
+    check_integer,
+    check_truth,
+    refusal_of_call,
+    suggest_keywords,
+)
 from loaderkit.budget.cutting import (
     count_samples,
     cut,
@@ -48,8 +54,10 @@ from loaderkit.budget.pieces.step_state import (
 )
 from loaderkit.budget.pieces.update import Update
 from loaderkit.budget.step.train_step import call_model, loss_of
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
+from loaderkit.fixes import Setting
 from loaderkit.memory.release import release
+from loaderkit.mistaken import mistaken_for_model
 from loaderkit.notebook import HasCard
 from loaderkit.operations import refuse_new_attributes
 from loaderkit.units import count_of
@@ -324,7 +332,19 @@ def transactional_step(
         BudgetError: It has to be cut, and pieces would not equal the whole.
         RuntimeError: A single sample runs out of memory; gradients are as before.
     """
-    return _Pieces(model, backward, micro_batch, weigh, independent).run([batch])
+    mistake = mistaken_for_model(model)
+    if mistake is not None:
+        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+    example = "lambda piece, share: ..."
+    check_callable("backward", backward, example)
+    refused = refusal_of_call(backward, "piece", "share")
+    if refused is not None:
+        message = f"backward cannot be called: {refused}."
+        why = "it is called with two arguments, the piece and its share"
+        raise OptionError(message, why=why, fix=Setting("backward", code=example))
+    check_truth("independent", independent)
+    pieces = _Pieces(model, backward, micro_batch, weigh, independent)
+    return pieces.run([batch])
 
 
 class _Attempt(NamedTuple):

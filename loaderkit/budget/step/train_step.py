@@ -18,9 +18,14 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
-from loaderkit.arguments import check_callable, kind_of, suggest_device
+from loaderkit.arguments import (
+    check_callable,
+    kind_of,
+    show_value,
+    suggest_device,
+)
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
-from loaderkit.errors import StepError
+from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Setting
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
@@ -38,17 +43,20 @@ OptimizerVariant = Literal["default", "loop", "foreach", "fused"]
 kernel, or as torch chooses for the target."""
 
 
-def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
+def device_spec(
+    target: str | DeviceSpec | torch.device, name: str = "target"
+) -> DeviceSpec:
     """Read a target.
 
     Args:
         target: "cpu", "cuda:0", "mps", a device, or a specification.
+        name: What the caller's argument is called.
 
     Returns:
         The specification.
 
     Raises:
-        ValueError: It names no kind of device that is known.
+        OptionError: It names no kind of device that is known.
 
     >>> device_spec("cuda:1")
     DeviceSpec(kind='cuda', memory_bytes=None)
@@ -57,13 +65,15 @@ def device_spec(target: str | DeviceSpec | torch.device) -> DeviceSpec:
         return target
     kind = str(target).partition(":")[0]
     if kind not in TRAITS:
-        message = f"target must be {', '.join(TRAITS)}, got {target!r}."
+        *others, last = map(repr, TRAITS)
+        message = f"{name} must be {', '.join(others)} or {last}, got "
+        message += f"{show_value(target)}."
         why = "what a step takes is known of these kinds of device"
-        meant = suggest_device(target).partition(":")[0]
-        if meant not in TRAITS:
+        meant = suggest_device(target)
+        if meant.partition(":")[0] not in TRAITS:
             meant = "cpu"
-        fix = f"did you mean {meant!r}?"
-        raise StepError(message, why=why, fix=fix)
+        fix = Setting(name, meant)
+        raise OptionError(message, why=why, fix=fix)
     return DeviceSpec(kind)
 
 
@@ -77,13 +87,13 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
         The type.
 
     Raises:
-        ValueError: It is none.
+        OptionError: It is none.
     """
     dtype = getattr(torch, kind, None) if isinstance(kind, str) else kind
     if kind is not None and not isinstance(dtype, torch.dtype):
-        message = f"autocast must be a type of tensor, got {kind!r}."
+        message = f"autocast must be a type of tensor, got {show_value(kind)}."
         why = "torch has no such type"
-        raise StepError(message, why=why, fix=Setting("autocast", "bfloat16"))
+        raise OptionError(message, why=why, fix=Setting("autocast", "bfloat16"))
     return dtype
 
 
