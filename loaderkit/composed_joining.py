@@ -194,10 +194,11 @@ def _joined_in_two_ways(parts: Sequence[Any], field: str) -> LoaderError:
     first, *others = parts
     for number, part in enumerate(others, start=1):
         for name in _JOINING:
-            ways = [getattr(one, name, None) for one in (first, part)]
-            if ways[0] != ways[1]:
+            value = getattr(first, name, None)
+            other_value = getattr(part, name, None)
+            if value != other_value:
                 message = f"Parts 0 and {number} of the ConcatDataset join {field} in "
-                message += f"two ways: {name}={ways[0]!r} and {name}={ways[1]!r}."
+                message += f"two ways: {name}={value!r} and {name}={other_value!r}."
                 why = "a batch may hold samples of both"
                 fix = f"the same {name} for all parts; or collate_fn=... for all"
                 return LoaderError(message, why=why, fix=fix)

@@ -107,6 +107,8 @@ class GraphRecipe:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
         gather = BatchGather(self.store, rows, page_locked)
+        # In a worker one segment for all tensors of the batch, which travels as a whole;
+        # how large it must be is computed there alone.
         gather.arena = make_arena(lambda: self._bytes_of_batch(gather, exclude_keys))
         batch = copy.copy(self._blank_batch)
         slice_dict: dict[Any, Any] = {}
@@ -116,6 +118,7 @@ class GraphRecipe:
             if recipe.key is None:
                 slice_dict.update(slices)
                 inc_dict.update(increments)
+            # PyG has no entry for a type without fields.
             elif slices:
                 slice_dict[recipe.key] = slices
                 inc_dict[recipe.key] = increments
@@ -129,6 +132,7 @@ class GraphRecipe:
         """An empty batch of the samples' class, as PyG makes it."""
         cls = self.classes[str(self.graph.cls)]
         sample = self.classes.blank(str(self.graph.cls))
+        # PyG makes a store as it is first asked for, in that order.
         for key in self.graph.keys:
             store_of(sample, key)
         return import_pyg().batch(_base_cls=cls).stores_as(sample)
@@ -228,6 +232,8 @@ class _StoreRecipe:
         if self._nodes:
             graph_of_node = np.arange(len(nodes)).repeat(nodes)
             mapping["batch"] = gather.to_tensor(graph_of_node)
+            # A copy: fields that add the number of nodes share this array, and the
+            # batch's tensors are the user's to change.
             ptr = gather.exclusive_cumsum(self._nodes)
             mapping["ptr"] = gather.to_tensor(ptr.copy())
         return slices, increments

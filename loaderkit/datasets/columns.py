@@ -206,6 +206,7 @@ def check_column(
     for number in occurring(variants):
         held = rows[variants == number]
         variant = opened.structure.variants[number]
+        # A field may be built differently from variant to variant, and take others.
         node = _fields_of_variant(variant, key).get(name)
         if node is None:
             raise _no_column(opened, number, name, int(held[0]), key)
@@ -250,6 +251,8 @@ def join_column(
     if len(fields) == 1:
         [node] = fields.values()
         return DictRecipe(opened.store, node, classes, ragged).batch(rows)
+    # No recipe gathers what is built differently: each value is read, and all are
+    # joined as samples in memory are.
     values = [
         decode(fields[number], leaf_reader(opened.store, row), classes)
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
@@ -279,6 +282,8 @@ def join_graph_column(
         return None
     graph = opened.structure.variants[number]
     assert isinstance(graph, Nest)
+    # A graph that has this field alone, for the recipe that makes batches: so a column
+    # is what a batch of all samples has, by the same code.
     field = _fields_of_variant(graph, key)[name]
     alone = Nest(Kind.STORE, keys=(name,), children=(field,))
     # PyG makes a store for each type, so the others are there, without fields.

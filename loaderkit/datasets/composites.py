@@ -38,6 +38,7 @@ def is_edge_index(value: object) -> bool:
 
 def edge_index_parts(value: EdgeIndex) -> dict[str, Any]:
     """Flatten an ``EdgeIndex``."""
+    # An enum or a text, by PyG's release; kept as a text, which both take.
     order = value.sort_order
     return {
         "data": value.as_tensor(),
@@ -103,6 +104,7 @@ def make_sparse_tensor(parts: Parts, *, checked: bool) -> Any:
     if checked:
         _check_inside(row, parts["sizes"][0])
         _check_inside(col, parts["sizes"][1])
+    # Further sizes are those of the values' own axes.
     return import_pyg().sparse_tensor(
         row=row, col=col, value=value, sparse_sizes=parts["sizes"][:2]
     )
@@ -134,6 +136,7 @@ def coo_parts(value: torch.Tensor) -> dict[str, Any]:
 
 def make_coo(parts: Parts, *, checked: bool) -> torch.Tensor:
     """Make a sparse tensor in COO layout."""
+    # That it is coalesced is told and not found out: coalescing would sort it.
     return torch.sparse_coo_tensor(
         parts["indices"],
         parts["values"],

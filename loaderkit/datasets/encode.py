@@ -190,6 +190,7 @@ class Encoder:
             raise DatasetError(message, why="a cache holds samples", fix=fix)
         stores = graph.stores
         _check_private("", graph, vars(graph))
+        # PyG's own name for them; there is no public one that all graphs share.
         keys = tuple(store._key for store in stores)
         fields = [tuple(store.keys()) for store in stores]
         children = []
@@ -243,6 +244,7 @@ class Encoder:
             raise _cannot_store_error(
                 path[:40], value, why, "flatten it: a list of its values"
             )
+        # Not put back after an error, which ends the whole sample.
         self._depth += 1
         nest = self._encode_nest(path, value, rule)
         self._depth -= 1
@@ -272,9 +274,13 @@ class Encoder:
         join = _Join(0 if value.dim() else None, 0)
         if rule is not None:
             join = rule.join_of_tensor(value)
+        # An axis of the user's making, such as a pair of them (PyG's adj_t): the values
+        # are kept by their first axis, and PyG joins them.
         if join.axis is not None and not isinstance(join.axis, int):
             join = _Join(0, INCREMENT_BY_PYG)
         axis = None if join.axis is None else join.axis % value.dim()
+        # Rows of a column lie end to end, so the axis that is joined comes first; an
+        # edge_index [2, n] is kept as [n, 2].
         rows_first = value.movedim(axis, 0) if axis else value
         column = ColumnSpec(
             path, _TENSOR.kind, _TENSOR.dtype_of(value), value.dim(), axis, path
@@ -303,6 +309,7 @@ class Encoder:
             asked = asked.numpy().reshape(-1) if asked.dim() else int(asked)
         if not isinstance(asked, int | np.ndarray):
             return INCREMENT_BY_PYG
+        # A bool passes as the number that PyG adds it as; more than 64 bits do not fit.
         if isinstance(asked, int) and not -(1 << 63) <= asked < 1 << 63:
             return INCREMENT_BY_PYG
         array = np.asarray(asked, "<i8")
@@ -354,6 +361,7 @@ def _check_tensor(path: str, value: torch.Tensor) -> None:
         fix = "store x.dequantize(), or x.int_repr() where its scale is stored too"
         raise _cannot_store_error(path, value, "it is quantized", fix)
     if value.dim() > MOST_AXES:
+        # Raised and caught, for the words that arrays are refused with.
         try:
             check_axes(value.dim())
         except UnstorableValueError as error:

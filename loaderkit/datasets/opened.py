@@ -44,6 +44,7 @@ class OpenedCache:
     ) -> None:
         self.store = store
         self.structure = Structure.from_json(store.manifest.structure)
+        # Before anything is read: what follows trusts the manifest's numbers.
         check_columns(self.structure, store.manifest)
         check_chunks(store.manifest)
         if plain:
@@ -74,6 +75,7 @@ class OpenedCache:
 
     def variants(self, rows: Ints) -> Ints:
         """Say how each of some samples is built ``[B]``."""
+        # As nearly always; the column of variants is not even opened then.
         if len(self.structure.variants) == 1:
             return np.zeros(len(rows), np.int64)
         return BatchGather(self.store, rows).per_sample(VARIANT)
@@ -97,6 +99,7 @@ class OpenedCache:
         """
         if variant is None:
             return None
+        # Making one looks up columns and classes, which takes longer than a batch.
         if variant not in self._recipes:
             self._recipes[variant] = make(self, variant)
         recipe: R | None = self._recipes[variant]

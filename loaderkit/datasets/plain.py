@@ -119,6 +119,7 @@ def count_items(column: str, raw: bytes) -> int:
         texts, numbers = _split_texts(raw)
         count = texts.count(_BETWEEN.encode()) + 1
         return len(_as_array(column, numbers, count)) if numbers else count
+    # Without another list, a text or a dict in it each comma is between two items.
     flat = raw.rfind(b"[") == 0 and b'"' not in raw and b"{" not in raw
     if flat and len(raw) > len("[]"):
         return raw.count(b",") + 1  # five times as fast as reading the numbers
@@ -168,6 +169,7 @@ def is_storable_key(key: object) -> bool:
 def _is_literal(key: object, depth: int = 0) -> bool:
     if type(key) is tuple:
         return depth < MOST_DEPTH and all(_is_literal(part, depth + 1) for part in key)
+    # NaN is not found again: it is unequal to itself.
     is_nan = key != key
     return type(key) in {str, int, bool, float, type(None)} and not is_nan
 
@@ -245,6 +247,7 @@ def _texts_to_bytes(items: list[str] | tuple[str, ...]) -> bytes | None:
     is_worth_it = 2 * len(number_of) <= len(items)
     texts: Any = number_of if is_worth_it else items
     joined = _BETWEEN.join(texts)
+    # A text has the mark in it: where it ends could not be told.
     if joined.count(_BETWEEN) != len(texts) - 1:
         return None
     written = encode_text(joined)

@@ -128,10 +128,12 @@ def joining_of(
     by_kind = shapes.get(path)
     if by_kind is None:
         return None
+    # Where all kinds of the field are joined alike the values need not be looked at.
     joinings = {of_kind.joining for of_kind in by_kind.values()}
     if len(joinings) > 1:
         kinds = _kinds_of(values) & by_kind.keys()
         joinings = {by_kind[kind].joining for kind in kinds}
+    # The most careful of several: what differs in more than its length is not ragged.
     for joining in (Joining.STACKED_IF_EQUAL, Joining.RAGGED, Joining.STACKED):
         if joining in joinings:
             return joining
@@ -186,6 +188,8 @@ def column_shapes(store: Store, name: str) -> Shapes | None:
         column = group.schema.column.get(name)
         if column is None:
             continue
+        # Their shapes are in the file, sample by sample; that they differ in several
+        # axes is why they are there.
         if column.shapes is not None:
             return Shapes(None, None)
         is_ragged = column.offsets is not None

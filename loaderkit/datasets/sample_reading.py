@@ -112,6 +112,8 @@ class SampleReading(CachedSamples[T]):
                 return None
             node = opened.structure.variants[variant]
             return read_samples(opened.store, node, cached, self.classes)
+        # Read one by one then, which raises again where it must: an error of many
+        # samples could not name the one that it is about.
         except (LoaderkitError, UnlikeShapesError, IndexError, TypeError):
             return None
 
@@ -184,6 +186,8 @@ class SampleReading(CachedSamples[T]):
         if own.key_index is None:
             own.key_index = KeyIndex(self._texts_of_keys())
         rows = own.key_index.candidates(text)
+        # The index is of the cache; a part of the dataset has its rows in an order of
+        # its own, and may have one several times.
         if own.rows is not None:
             rows = np.flatnonzero(np.isin(own.rows, rows))
         # Of many keys two may have one hash.

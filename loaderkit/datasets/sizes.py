@@ -221,6 +221,7 @@ def graph_sizes(opened: OpenedCache, rows: Ints) -> GraphSizes:
         DatasetError: A sample is no graph.
     """
     sizes = GraphSizes(*(np.zeros(len(rows), np.int64) for _ in range(3)))
+    # Of a store as many shards at a time as its mirror may hold.
     for positions in opened.store.positions_at_once(rows):
         sizes_at_once = _graph_sizes_at_once(opened, rows[positions])
         sizes.nodes[positions] = sizes_at_once.nodes
@@ -270,6 +271,7 @@ def sample_sizes(opened: OpenedCache, rows: Ints) -> SampleSizes:
         nbytes[positions] = stored_bytes(gather, opened.structure.variants[number])
     chosen = _token_lengths(opened)
     tokens = np.max([*chosen.values()], axis=0) if chosen else None
+    # One sample without any such field, and no limit of tokens could hold for all.
     if tokens is None or (tokens == _ABSENT).any():
         return SampleSizes(None, nbytes)
     return SampleSizes(tokens[rows], nbytes)
@@ -350,13 +352,11 @@ class SizeCounter:
             for path, occurring_lengths in lengths_by_path.items()
             if path in self.token_fields or len(occurring_lengths) > 1
         }
-        return sum(
-            max(
-                (sample_lengths[path] for path in counted if path in sample_lengths),
-                default=0,
-            )
-            for sample_lengths in lengths
-        )
+        tokens = 0
+        for sample_lengths in lengths:
+            of_counted = [sample_lengths.get(path, 0) for path in counted]
+            tokens += max(of_counted, default=0)
+        return tokens
 
 
 def size_counter(opened: OpenedCache, *, graphs: bool) -> SizeCounter:

@@ -69,7 +69,7 @@ def _signs_by_place() -> dict[str, tuple[_Sign, ...]]:
     by_place: dict[str, list[_Sign]] = {}
     for sign in signs():
         by_place.setdefault(sign.place, []).append(sign)
-    return {place: tuple(those) for place, those in by_place.items()}
+    return {place: tuple(of_place) for place, of_place in by_place.items()}
 
 
 # Several phrases stand in one sentence or line, and are weighed one after the other.
@@ -186,14 +186,13 @@ _NEED = re.compile(r"\s*You need (?:[a-z.]{1,12} ){0,3}\d")
 def _weigh(text: str, phrase: Span, sentence: Span) -> Evidence:
     phrase = _with_its_label(text, phrase)
     surroundings = {place: cut(text, phrase, sentence) for place, cut in PLACES.items()}
-    found = [
-        sign
-        for place in _signs_by_place()
-        for sign in _signs_in(place, surroundings[place])
-    ]
-    against = sorted((sign for sign in found if sign.weight < 0), key=_weight_of)
+    signs_around: list[_Sign] = []
+    for place in _signs_by_place():
+        signs_around += _signs_in(place, surroundings[place])
+    against = [sign for sign in signs_around if sign.weight < 0]
+    against.sort(key=_weight_of)
     reasons = dict.fromkeys(sign.reason for sign in against)
-    weight = sum(sign.weight for sign in found)
+    weight = sum(sign.weight for sign in signs_around)
     if _is_alone(surroundings["line"], surroundings["behind"]):
         weight += _WEIGHT_OF_STANDING_ALONE
     elif _is_one_row_of_several(text, phrase):

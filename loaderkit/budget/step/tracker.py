@@ -836,11 +836,11 @@ def _bytes_of_bags(func: OpOverload, args: Args) -> int:
     if not is_sparse or padding < 0:
         return 0
     # A gradient and a mask of all words, and a list of those that are no padding.
-    kept = len(words)
+    words_listed = len(words)
     if not _is_fake(words):
-        kept = int(torch.count_nonzero(words != padding))
+        words_listed = int(torch.count_nonzero(words != padding))
     row_bytes = gradient.shape[-1] * gradient.itemsize + torch.bool.itemsize
-    return int(len(words) * row_bytes + kept * torch.int64.itemsize)
+    return int(len(words) * row_bytes + words_listed * torch.int64.itemsize)
 
 
 def _bytes_of_full_bags(args: Args) -> int:
