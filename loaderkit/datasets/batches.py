@@ -107,7 +107,7 @@ class GraphRecipe:
             UnlikeShapesError: Fields of the samples cannot be joined.
         """
         gather = BatchGather(self.store, rows, page_locked)
-        # In a worker one segment for all tensors of the batch, which travels as a whole;
+        # In a worker all tensors of the batch lie in one segment, which travels whole;
         # how large it must be is computed there alone.
         gather.arena = make_arena(lambda: self._bytes_of_batch(gather, exclude_keys))
         batch = copy.copy(self._blank_batch)
