@@ -59,7 +59,7 @@ from loaderkit.cache.remote_manifest import (
 )
 from loaderkit.cache.storage import NoAnswerError, StreamsFiles, how_to_push
 from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
-from loaderkit.fixes import Fix, Open
+from loaderkit.fixes import Fix, Open, Setting
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
@@ -98,11 +98,16 @@ _STREAMED_BYTES = 16 << 20
 """Shards up to this size go to the disk as they come.  Larger ones are asked for in
 ranges of 8 MiB, several at once: a single stream of S3 carries some 80 MB/s.  Chosen:
 three shards come at once, so that two parts one after the other cost nothing."""
-_HOW_TO_GET_ROOM = (
-    "a larger mirror_bytes, fewer workers, or shuffle='block', which needs a few "
-    "shards at a time"
-)
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+def _more_room(nbytes: int) -> Fix:
+    """Write how a batch's shards fit: with so many bytes, or with fewer shards."""
+    return Fix.of(
+        Setting("mirror_bytes", nbytes),
+        " at least; or fewer workers, or shuffle='block', which needs a few shards at "
+        "a time",
+    )
 
 
 class NoRoomError(CacheError):
@@ -128,6 +133,7 @@ class Mirror:
         self._manifest_text: str | None = None
         """As it came from the store; None where it was on local disk."""
         self.manifest = self._load_manifest(generation)
+        self._check_room_for_one()
         self.folder = self._root / self.manifest.generation
         self._work = self.folder / _WORK
         self._leases = self._work / "leases"
@@ -177,6 +183,28 @@ class Mirror:
         names = self.manifest.shards.files
         return [shard for shard, name in enumerate(names) if name not in present]
 
+    def _check_room_for_one(self) -> None:
+        """See that the largest shard can be here, as no row of it could be read else.
+
+        Raises:
+            NoRoomError: It is larger than ``mirror_bytes``.
+        """
+        max_bytes, sizes = self._remote.mirror_bytes, self.manifest.shards.bytes
+        if max_bytes is None or not len(sizes) or max_bytes >= int(sizes.max()):
+            return
+        largest, total = int(sizes.max()), int(sizes.sum())
+        message = (
+            f"mirror_bytes is {format_bytes(max_bytes)}, and the largest shard of "
+        )
+        message += f"{self.storage.url} has {format_bytes(largest)}."
+        why = "a shard is mirrored whole before a row of it is read"
+        fix = Fix.of(
+            Setting("mirror_bytes", total),
+            f" for the whole cache, {largest} at least; or pack it with a smaller "
+            "shard_bytes",
+        )
+        raise NoRoomError(message, why=why, fix=fix)
+
     def check_room_for(self, shards: Sequence[int]) -> None:
         """See that the shards of one batch could be here at once.
 
@@ -197,7 +225,7 @@ class Mirror:
                 f"mirror_bytes is {format_bytes(max_bytes)}, and they are mapped at "
                 "once"
             )
-            raise NoRoomError(message, why=why, fix=_HOW_TO_GET_ROOM)
+            raise NoRoomError(message, why=why, fix=_more_room(nbytes))
 
     def use(self, shard: int) -> None:
         """Have a shard on local disk, whole and sound, until it is let go of.
@@ -499,7 +527,7 @@ class Mirror:
             f"mirror_bytes is {format_bytes(max_bytes)}, and {format_bytes(used)} of "
             "it are in use by this process and others"
         )
-        raise NoRoomError(message, why=why, fix=_HOW_TO_GET_ROOM)
+        raise NoRoomError(message, why=why, fix=_more_room(used + described.bytes))
 
     def _download_shard(self, shard: int, described: ShardFile, partial: Path) -> bool:
         """Download what is missing of a shard, and give it its name.

@@ -97,7 +97,7 @@ def build_loader(
     )
     plan = _make_plan(description, facts, asked, batching, seed)
     for text in plan.warnings:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)  # past the decorator
     return _make_loader(description, collate, batching, plan, asked, ranks)
 
 

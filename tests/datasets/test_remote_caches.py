@@ -179,6 +179,38 @@ def test_blocks_go_shard_by_shard_so_that_a_small_mirror_downloads_each_once(
     server.stop()
 
 
+@pytest.mark.parametrize("share", [0.001, 0.5, 0.99])
+def test_a_mirror_below_one_shard_is_refused_when_the_cache_is_opened(
+    share, url, folder, tmp_path
+):
+    largest = max(file.stat().st_size for file in folder.glob("*.h5"))
+
+    with pytest.raises(CacheError, match="the largest shard of") as raised:
+        open_cache(url, mirror=tmp_path / "m", mirror_bytes=int(share * largest))
+
+    # As the fix says: all rows in one batch, or one row after the other.
+    whole, least = map(int, re.findall(r"\d{3,}", raised.value.fix))
+    assert least == largest
+    rows = open_cache(url, mirror=tmp_path / "whole", mirror_bytes=whole)
+    assert len(rows.batch(range(COUNT))["n"]) == COUNT
+    rows = open_cache(url, mirror=tmp_path / "least", mirror_bytes=least)
+    assert [rows[row]["n"] for row in (0, 50, COUNT - 1)] == [0, 50, COUNT - 1]
+
+
+def test_a_batch_that_a_mirror_cannot_hold_is_told_how_much_it_needs(
+    url, folder, tmp_path
+):
+    largest = max(file.stat().st_size for file in folder.glob("*.h5"))
+    rows = open_cache(url, mirror=tmp_path / "m", mirror_bytes=largest)
+
+    with pytest.raises(CacheError, match="A batch reads") as raised:
+        rows.batch([0, 50, COUNT - 1])
+
+    [needed] = map(int, re.findall(r"mirror_bytes=(\d+)", raised.value.fix))
+    rows = open_cache(url, mirror=tmp_path / "m2", mirror_bytes=needed)
+    assert rows.batch([0, 50, COUNT - 1])["n"].tolist() == [0, 50, COUNT - 1]
+
+
 def test_what_a_thrashing_order_costs_is_warned_of(url, folder, tmp_path):
     sizes = sorted(file.stat().st_size for file in folder.glob("*.h5"))
     most = sum(sizes[-10:])

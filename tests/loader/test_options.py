@@ -258,6 +258,13 @@ def test_variables_take_the_values_of_their_options():
     check_variables({"LOADERKIT_NUM_WORKERS": "", "HOME": "x"})
 
 
+def test_a_warning_about_a_loader_is_of_the_line_that_builds_it():
+    with pytest.warns(RuntimeWarning) as caught:
+        build_loader(NUMBERS, pin_memory=True, probe=False)
+
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 class Unsized:
     def __getitem__(self, row):
         return row

@@ -505,6 +505,11 @@ class ErrorFactors(NamedTuple):
     """How many times too low."""
 
 
+_WIDEST_KNOWN = 0.9
+"""Width of an interval above which a chance is said to be not known.  Chosen: nine
+tenths of all that it could be."""
+
+
 class Chance(NamedTuple):
     """How likely some batch exceeds a limit, from 0 to 1."""
 
@@ -514,6 +519,25 @@ class Chance(NamedTuple):
     """With the predictions as they are."""
     high: float
     """If every prediction is as much too low, and the simulation was lucky."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval says anything: it is not nearly all there is."""
+        return self.high - self.low <= _WIDEST_KNOWN
+
+    def __str__(self) -> str:
+        """Write it as a reader can use it.
+
+        >>> str(Chance(0, 0, 0)), str(Chance(0.001, 0.016, 0.098))
+        ('0.0%', '1.6% (0.1% to 9.8%)')
+        >>> str(Chance(0, 1, 1))
+        'not known (100.0% if the estimate is exact)'
+        """
+        if not self.high:
+            return f"{self.likely:.1%}"
+        if not self.is_known:
+            return f"not known ({self.likely:.1%} if the estimate is exact)"
+        return f"{self.likely:.1%} ({self.low:.1%} to {self.high:.1%})"
 
     def within(self, epochs: int) -> Chance:
         """Raise one epoch's chance to several, which are independent."""

@@ -156,7 +156,7 @@ def chances_section(chances: Mapping[int, Chance]) -> Section:
     rows = tuple(
         (
             f"{epochs:,}",
-            f"{chance.likely:.1%}",
+            f"{chance.likely:.1%}" if chance.is_known else "not known",
             f"{chance.low:.1%} to {chance.high:.1%}",
         )
         for epochs, chance in chances.items()

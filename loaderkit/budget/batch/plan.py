@@ -665,8 +665,7 @@ def _plan_lines(plan: BatchPlan) -> Iterator[str]:
     yield f"  {plan.cause}"
     for epochs, chance in plan.chances.items():
         within = "one epoch" if epochs == 1 else count_of(epochs, "epochs")
-        ends = f" ({chance.low:.1%} to {chance.high:.1%})" if chance.high else ""
-        yield f"  out of memory within {within}: {chance.likely:.1%}{ends}"
+        yield f"  out of memory within {within}: {chance}"
     for configuration in plan.configurations:
         yield str(configuration)
 
