@@ -206,6 +206,7 @@ def open_storage(
         example = "s3://bucket/molecules"
         name = "url"
         raise refuse_value(name, url, "a URL that fsspec knows", example)
+    # "filecache::s3" is no scheme of ours, and fsspec reads such chains.
     scheme = url.split("://", 1)[0].lower()
     open_url = STORAGES.get(scheme, ObjectStore)
     return open_url(url, storage_options, patience)

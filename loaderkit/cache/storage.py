@@ -131,6 +131,7 @@ class Retries:
         self._patience = patience
         self._clock = clock
         self._jitter = jitter
+        # Two ends: of all tries together, which progress moves, and of this try.
         self._end_s = clock() + patience.longest_s
         self._try_end_s = self._end_s
         self.tries = 0
@@ -183,7 +184,9 @@ class Retries:
         if self.tries >= self._patience.tries:
             return None
         pause = self._patience.waits_s[self.tries - 1] * self._jitter()
-        return pause if self._clock() + pause < self._end_s else None
+        # A try behind the end would have no time to be made in.
+        has_time_left = self._clock() + pause < self._end_s
+        return pause if has_time_left else None
 
 
 class Storage(Protocol):

@@ -51,6 +51,7 @@ def read_in_steps(storage: Storage, file: ShardFile) -> Iterator[bytes]:
         DamagedCacheError: It is missing.
         CacheError: The store does not answer.
     """
+    # As many as the manifest says: one that grows must not be read for ever.
     for start in range(0, file.bytes, _STEP_BYTES):
         stop = min(start + _STEP_BYTES, file.bytes)
         try:
@@ -88,6 +89,7 @@ def find_damage(storage: Storage, file: ShardFile, nbytes: int | None) -> str:
             that were cut on their way look whole, so it is asked for by its name.
     """
     where = f"{storage.url}/{file.file}"
+    # Without reading it, where its size tells already.
     if nbytes is not None and nbytes != file.bytes:
         return f"{where} has {nbytes:,} bytes, not {file.bytes:,}."
     digest = xxhash.xxh3_128()

@@ -39,6 +39,7 @@ def compact_keys(keys: Iterable[Any]) -> Sequence[Any]:
         return keys
     if type(keys) is np.ndarray and keys.ndim == 1 and keys.dtype.kind != "O":
         return cast("Sequence[Any]", keys.copy())
+    # By type(): True is an int to isinstance, and would come back as 1.
     as_list = list(keys)
     kinds = set(map(type, as_list))
     if kinds == {str}:
@@ -73,6 +74,7 @@ class _Texts(Sequence[str]):
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
+        # Two objects for all of them: bytes, and where each text ends in these.
         encoded = list(map(encode_text, texts))
         self._content = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)

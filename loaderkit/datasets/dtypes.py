@@ -85,9 +85,12 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
     Returns:
         An array ``tensor.shape``; it may share the tensor's memory.
     """
+    # A conjugated or negated view has its numbers as they were, and a bit that says so.
     tensor = tensor.resolve_conj().resolve_neg().contiguous()
     held = carrier(tensor.dtype)
-    return (tensor if held is tensor.dtype else tensor.view(held)).numpy()
+    if held is not tensor.dtype:
+        tensor = tensor.view(held)
+    return tensor.numpy()
 
 
 def as_tensor(array: NDArray[Any], name: str) -> torch.Tensor:

@@ -376,6 +376,7 @@ def _number_kind(
     """Make the row of single numbers of Python's, which numpy has a dtype for."""
 
     def decode(_: ColumnSpec, array: NDArray[Any]) -> Any:
+        # An int, and not numpy's: the sample is to have what it had.
         return python_type(array[()])
 
     return LeafKind(

@@ -99,6 +99,7 @@ def open_cache(
         checksums=checksums,
         **options,
     )
-    if transform is None:  # which may make other fields
+    # Now, and not in the first batch; a transform may make other fields.
+    if transform is None:
         check_names_in_cache(opened, dataset.pad_value)
     return dataset

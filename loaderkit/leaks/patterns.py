@@ -59,6 +59,7 @@ class Pattern:
     """What to change."""
 
 
+# Who finds a pattern is in ``leaks/finders``; a name here says nothing by itself.
 PATTERNS: Mapping[PatternName, Pattern] = {
     "graph": Pattern(
         "tensors kept with their autograd graph",

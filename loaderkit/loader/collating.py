@@ -28,8 +28,10 @@ def is_gathering(dataset: object, collate: Collate | None = None) -> bool:
     """
     if not gathers_batches(dataset):
         return False
+    # ``collate_of`` binds follow_batch and exclude_keys to the dataset's own method.
     if isinstance(collate, functools.partial):
         collate = collate.func
+    # ==, since a bound method is a new object each time that it is asked for.
     return collate is None or collate == innermost(dataset).collate
 
 

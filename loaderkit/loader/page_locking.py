@@ -61,6 +61,8 @@ def page_lock_batch(batch: Any, *, must_lock: bool = False) -> Any:
                 raise _error_about(leaf) from error
             return leaf
 
+    # First whole, in the way of containers that have one; leaf by leaf only where one
+    # of them fails, since that has to find out which.
     if not device_of_batch(batch):
         with contextlib.suppress(RuntimeError, TypeError):
             return map_leaves(pin_memory, batch, is_leaf=_locks_itself)
@@ -84,6 +86,7 @@ def answers_operators(tensor: torch.Tensor) -> bool:
 
     Such as MaskedTensor or PyG's EdgeIndex; it need not know all of them.
     """
+    # torch.Tensor has one that is switched off: a subclass with another one answers.
     kind: Any = type(tensor)
     return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 

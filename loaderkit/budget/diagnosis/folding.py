@@ -36,11 +36,12 @@ def fold_case(text: str) -> str:
     folded = folded.lower()
     if len(folded) == len(text):
         return folded
-    letters = (letter.lower() for letter in text.translate(_FOLDED_BY_RE))
-    return "".join(
-        small if len(small) == 1 else letter
-        for small, letter in zip(letters, text, strict=True)
-    )
+    # A letter that becomes two small ones would move all that follow it: it stays.
+    folded_letters = []
+    for letter in text.translate(_FOLDED_BY_RE):
+        small = letter.lower()
+        folded_letters.append(small if len(small) == 1 else letter)
+    return "".join(folded_letters)
 
 
 class FoldedText(NamedTuple):

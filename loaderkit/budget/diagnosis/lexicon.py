@@ -155,6 +155,9 @@ def phrase_texts() -> dict[Phrase, str]:
     }
 
 
+# One alternative for each kind of message that was seen in logs and is about no memory;
+# a line holds those of one subject.  A new one begins with a case in
+# tests/corpora/oom_messages.json that is read wrongly without it.
 _NOT_MEMORY = (
     r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
     r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"

@@ -70,6 +70,7 @@ def index_error_of(func: OpOverload, args: Args, kwargs: Kwargs) -> str | None:
     >>> index_error_of(torch.ops.aten.index_select.default, (x, 0, index), {})
     'aten::index_select: index 3 is out of range, it must be from 0 to 2'
     """
+    # The same operator in place has an underscore behind its name.
     name = str(func._schema.name).removesuffix("_")  # noqa: SLF001 -- the way to ask
     for lookup in _lookups(name, func, args, kwargs):
         wrong = _first_out_of_range(lookup)
@@ -162,6 +163,7 @@ def _first_out_of_range(lookup: _Lookup) -> int | None:
     for axis in reversed(range(index.dim())):
         if index.stride(axis) == 0:
             index = index.select(axis, 0)
+    # Such as -100, which is out of range and stands for no class.
     if lookup.ignored is not None:
         index = index[index != lookup.ignored]
         if not index.numel():

@@ -99,6 +99,7 @@ class OutputLayouts:
 
     def _formats_of(self, call: KernelCall) -> tuple[torch.memory_format | None, ...]:
         if call not in self._seen:
+            # All at once: which of them a later step makes again nobody knows.
             if len(self._seen) > _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen[call] = _measure_formats(call)
@@ -119,8 +120,9 @@ def _with_strides_of_kernels(tensor: torch.Tensor, view: torch.Tensor) -> torch.
         return view
     like_kernels = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
     strides = like_kernels.view(view.shape).stride()
-    same = strides == view.stride()
-    return view if same else view.as_strided(view.shape, strides)
+    if strides == view.stride():
+        return view
+    return view.as_strided(view.shape, strides)
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
@@ -171,11 +173,12 @@ def _is_fake(leaf: object) -> bool:
 
 def _measure_formats(call: KernelCall) -> tuple[torch.memory_format | None, ...]:
     """Make a call once with small operands, and name the layout of each output."""
-    small = next(
-        (call_and_size[0] for call_and_size in smaller_calls(call) if call_and_size),
-        None,
-    )
-    if small is None or not is_safe_to_run(small):
+    # The first of the first way to shrink it that there is.
+    ways = [calls for calls in smaller_calls(call) if calls]
+    if not ways:
+        return ()
+    small = ways[0][0]
+    if not is_safe_to_run(small):
         return ()
     try:
         args, kwargs = invent_arguments(small)
