@@ -245,4 +245,9 @@ def size_in_bytes(name: str, amount: int | str, *, least: int = 0) -> int:
         if isinstance(value, float) and 0 < value < 1:
             why = "it is bytes, and no share of a memory"
         raise OptionError(message, why=why, fix=fix)
+    if least and not isinstance(amount, str) and number < _LEAST_WITHOUT_UNIT:
+        # Whoever writes limit=24 means GB.
+        message = f"{name} must be a size such as '256 MiB', got {amount!r}."
+        fix = f"{name}='{number} GB', or {name}='{number} B'"
+        raise OptionError(message, why="without a unit it is bytes", fix=fix)
     return number

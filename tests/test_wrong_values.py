@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.transforms import Constant
 
 import loaderkit
@@ -883,6 +883,64 @@ def test_a_number_that_is_out_of_range_is_not_blamed_for_its_type():
 def test_a_limit_that_is_a_share_is_told_to_be_bytes():
     with pytest.raises(OptionError, match="no share of a memory"):
         plan_batch(MODEL, SAMPLES, "cpu", limit=0.8)
+
+
+@pytest.mark.parametrize("limit", [1, 24, np.int64(80), 4095])
+def test_a_limit_without_a_unit_is_not_taken_for_bytes(limit):
+    for call in (plan_batch, assert_fits):
+        args = (MODEL, SAMPLES, "cpu") if call is plan_batch else (MODEL, SAMPLES)
+        with pytest.raises(OptionError, match="without a unit it is bytes") as raised:
+            call(*args, limit=limit)
+        assert raised.value.fix == f"limit='{limit} GB', or limit='{limit} B'"
+
+
+NO_TARGETS = {
+    "a dict": ({"x": torch.ones(4, 1), "label": torch.zeros(4, 1)}, "batch['label']"),
+    "three": ((torch.ones(4, 1), torch.zeros(4, 1), torch.ones(4)), "batch[1]"),
+    "a graph": (
+        Batch.from_data_list([Data(x=torch.ones(1, 1), y=torch.zeros(1, 1))] * 4),
+        "batch.y",
+    ),
+}
+
+
+class First(torch.nn.Linear):
+    """Takes batches of any form."""
+
+    def forward(self, *parts, **fields):
+        given = parts[0] if parts else fields["x"]
+        return super().forward(given if isinstance(given, torch.Tensor) else given.x)
+
+
+@pytest.mark.parametrize("name", NO_TARGETS)
+@pytest.mark.parametrize(
+    "loss",
+    [torch.nn.functional.mse_loss, torch.nn.MSELoss(), torch.nn.functional.l1_loss],
+)
+def test_a_loss_of_torch_is_not_given_a_whole_batch_as_its_target(name, loss):
+    batch, target = NO_TARGETS[name]
+    model = First(1, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = (
+        lambda loss: estimate_step(model, batch, loss=loss),
+        lambda loss: MicroBatcher(model, sgd, loss, micro_batch=2).step(batch),
+    )
+
+    for call in calls:
+        with pytest.raises(StepError, match="the whole batch as its target") as raised:
+            call(loss)
+        assert raised.value.fix.endswith(f"(output, {target})")
+        call(eval(raised.value.fix.partition("=")[2], {"torch": torch}))
+
+
+def test_a_scheduler_is_no_optimizer():
+    scheduler = torch.optim.lr_scheduler.StepLR(SGD, 1)
+
+    with pytest.raises(OptionError, match="it is a scheduler") as raised:
+        MicroBatcher(MODEL, scheduler)
+
+    code = raised.value.fix.partition("=")[2]
+    MicroBatcher(MODEL, eval(code, {"scheduler": scheduler}))
 
 
 def test_a_function_that_needs_arguments_is_told_on_the_command_line(tmp_path, capsys):

@@ -47,9 +47,15 @@ def check_model_and_optimizer(
     if mistake is not None:
         fix = "MicroBatcher(model, optimizer, loss)"
         raise OptionError(mistake.what, why=mistake.why, fix=fix)
-    if not hasattr(optimizer, "step") or isinstance(optimizer, type):
-        message = f"optimizer has no step(): {show_value(optimizer)}."
+    methods = ("step", "zero_grad")
+    missing = [name for name in methods if not hasattr(optimizer, name)]
+    if missing or isinstance(optimizer, type):
+        name = (missing or methods)[0]
+        message = f"optimizer has no {name}(): {show_value(optimizer)}."
         why = "it is called once for all pieces of a batch"
+        if hasattr(optimizer, "optimizer"):
+            why = "it is a scheduler, which has an optimizer, and steps by itself"
+            raise OptionError(message, why=why, fix="optimizer=scheduler.optimizer")
         if isinstance(optimizer, type):
             why = "it is a class, which was not called yet"
         fix = "optimizer=torch.optim.AdamW(model.parameters())"

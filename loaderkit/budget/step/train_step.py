@@ -23,6 +23,7 @@ from loaderkit.arguments import (
     kind_of,
     show_value,
     suggest_device,
+    with_small_article,
 )
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.errors import OptionError, StepError
@@ -324,7 +325,10 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
     if loss is not None:
         if _is_pair(batch):
             return loss(output, batch[1])
-        return loss(output, batch) if _takes_two(loss) else loss(output)
+        if not _takes_two(loss):
+            return loss(output)
+        _refuse_batch_as_target(loss, batch)
+        return loss(output, batch)
     outputs = [tensor for tensor in flatten_tensors(output) if tensor.requires_grad]
     if not outputs:
         message = "the model's output has no float tensor with a gradient."
@@ -335,6 +339,49 @@ def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
     for tensor in outputs[1:]:
         total = total + tensor.mean()
     return total
+
+
+_TARGETS = ("y", "labels", "label", "target", "targets")
+"""What a batch's target is usually called."""
+
+
+def _refuse_batch_as_target(loss: Callable[..., Any], batch: Any) -> None:
+    """Refuse to give a loss of torch's a graph or a dict as its target.
+
+    torch would fail within, with "'dict' object has no attribute 'size'".
+
+    Raises:
+        StepError: The loss is torch's own, and the batch no tensor.
+    """
+    is_module = isinstance(loss, torch.nn.Module)
+    module = type(loss).__module__ if is_module else getattr(loss, "__module__", None)
+    if isinstance(batch, torch.Tensor) or not str(module).startswith("torch.nn."):
+        return
+    name = type(loss).__name__ if is_module else getattr(loss, "__name__", "loss")
+    message = f"{name} would be given the whole batch as its target, "
+    message += f"{with_small_article(type(batch).__name__)}."
+    why = "only a batch (inputs, target) says which part of it is the target"
+    fix = f"loss=lambda output, batch: {_call_of_loss(loss)}(output, "
+    fix += f"{_target_of(batch)})"
+    raise StepError(message, why=why, fix=fix)
+
+
+def _call_of_loss(loss: Any) -> str:
+    """Write a loss of torch's as code."""
+    if isinstance(loss, torch.nn.Module):
+        return f"torch.nn.{type(loss).__name__}()"
+    return f"torch.nn.functional.{loss.__name__}"
+
+
+def _target_of(batch: Any) -> str:
+    """Write what is probably the target of a batch, as code."""
+    if isinstance(batch, Mapping):
+        names = [name for name in _TARGETS if name in batch]
+        return f"batch[{(names or _TARGETS)[0]!r}]"
+    if isinstance(batch, list | tuple):
+        return "batch[1]"
+    names = [name for name in _TARGETS if getattr(batch, name, None) is not None]
+    return f"batch.{(names or _TARGETS)[0]}"
 
 
 def _takes_two(loss: Callable[..., Any]) -> bool:
