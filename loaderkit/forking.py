@@ -169,7 +169,7 @@ def find_fork_hazard(**parts: object) -> ForkHazard | None:
             device = _device_of(value)
             if device:
                 return ForkHazard(where, "device", device)
-            below += _inside(path, value)
+            below += _parts_of_object(path, value)
         level = below
     return None
 
@@ -223,7 +223,7 @@ def _loaded_classes() -> tuple[type, ...]:
     return tuple(classes)
 
 
-def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts_of_object(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """List what an object holds, without running code of its class."""
     if type(value) in {list, tuple}:
         for number, item in enumerate(value[:_MOST_ITEMS]):

@@ -100,10 +100,13 @@ class HasCard:
 
     def _repr_html_(self) -> str:
         title, _, lines = str(self).partition("\n")
-        mood: Mood = "plain"
-        if hasattr(self, "ok"):
-            mood = "good" if self.ok else "bad"
+        mood = mood_of(ok=self.ok) if hasattr(self, "ok") else "plain"
         return card(title, mood=mood, lines=lines)
+
+
+def mood_of(*, ok: bool) -> Mood:
+    """Say what an answer is like that is good news or bad news."""
+    return "good" if ok else "bad"
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def answer_operations(kind: Kind) -> Kind:
         _set_missing(kind, f"__{method}__", _refused_operator(method, symbol))
     for method, symbol in SIGNS.items():
         _set_missing(kind, f"__{method}__", _refused_sign(symbol))
-    _set_missing(kind, "__format__", _format)
+    _set_missing(kind, "__format__", _format_result)
     _set_missing(kind, "__setitem__", _refuse_item)
     _set_missing(kind, "__delitem__", _refuse_deletion)
     parameters = getattr(kind, "__dataclass_params__", None)
@@ -146,10 +146,10 @@ def refuse_operator(
     kind = type(owner)
     shown = _show_operator(symbol, usual_variable(kind), left, right, usual_variable)
     message = f"{kind.__name__} has no operator {symbol!r}: {shown}."
-    hint = _find(OPERATORS, kind, {}).get(symbol)
+    hint = _said_of_class(OPERATORS, kind, {}).get(symbol)
     if hint is not None:
         return OptionError(message, why=hint.why, fix=hint.fix)
-    number = _find(NUMBERS, kind, "")
+    number = _said_of_class(NUMBERS, kind, "")
     if not number:
         why = "it holds several values, and is none itself"
         return OptionError(message, why=why, fix=_its_attributes(owner))
@@ -181,10 +181,10 @@ def _show_operand(operand: object, show_kind: Callable[[type], str]) -> str:
 
 
 def _number_or_variable(kind: type) -> str:
-    return _find(NUMBERS, kind, "") or usual_variable(kind)
+    return _said_of_class(NUMBERS, kind, "") or usual_variable(kind)
 
 
-def _find(hints: Mapping[str, T], kind: type, default: T) -> T:
+def _said_of_class(hints: Mapping[str, T], kind: type, default: T) -> T:
     """Find what is said of a class, or of a base of its own."""
     names = (base.__name__ for base in kind.__mro__)
     return next((hints[name] for name in names if name in hints), default)
@@ -239,7 +239,7 @@ def _ask_other(other: object, method: str, operand: object) -> Any:
     return reflected.__get__(other, kind)(operand)
 
 
-def _format(self: Any, spec: str) -> str:
+def _format_result(self: Any, spec: str) -> str:
     """Format as the text that is printed, which has columns and no decimals."""
     if not spec:
         return str(self)
@@ -250,7 +250,7 @@ def _format(self: Any, spec: str) -> str:
     if _OF_TEXTS.fullmatch(spec) and "." not in spec:
         fix = f'f"{{str({variable}):{spec}}}"'
         raise OptionError(message, why="that is a format of texts", fix=fix)
-    number = _find(NUMBERS, kind, "")
+    number = _said_of_class(NUMBERS, kind, "")
     if number:
         # Before Python 3.12 the quotes within an f-string are others than its own.
         fix = "f'" if '"' in number else 'f"'

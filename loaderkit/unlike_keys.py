@@ -141,9 +141,9 @@ def _find_in_mappings(
         if keys == first:
             continue
         if keys - first:
-            return UnlikeKey(f"{path}{_shown(keys - first)}", number, 0)
+            return UnlikeKey(f"{path}{_key_in_code(keys - first)}", number, 0)
         if not answers_all:
-            return UnlikeKey(f"{path}{_shown(first - keys)}", 0, number)
+            return UnlikeKey(f"{path}{_key_in_code(first - keys)}", 0, number)
     return None
 
 
@@ -180,5 +180,5 @@ def _fields_of_graph(graph: Any, exclude_keys: frozenset[str]) -> set[tuple[Any,
     }
 
 
-def _shown(keys: AbstractSet[Any]) -> str:
+def _key_in_code(keys: AbstractSet[Any]) -> str:
     return f"[{min(keys, key=repr)!r}]"

@@ -86,12 +86,12 @@ def _space_of_this_process() -> str:
     # Without it (no Linux, or a sandbox that hides it) the machine's name must do.
     with contextlib.suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
-    parts = (_boot(), socket.gethostname(), str(namespace))
+    parts = (_boot_id(), socket.gethostname(), str(namespace))
     return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
 
 
 @functools.cache
-def _boot() -> str:
+def _boot_id() -> str:
     """Name this start of the machine; "" where it has no name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii")

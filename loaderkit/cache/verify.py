@@ -109,7 +109,7 @@ def verify(
     try:
         manifest = load_manifest(folder)
     except CacheError as error:
-        return _verification(str(path), [error])
+        return _verification_of(str(path), [error])
     # One damaged shard is no reason to stop: whoever packs again, or copies files back,
     # wants to know all of them.
     findings: list[str | CacheError] = []
@@ -125,7 +125,7 @@ def verify(
             load_sources(folder, manifest.sources)
         except CacheError as error:
             findings.append(error)
-    return _verification(str(path), findings, manifest.samples, hashed_bytes)
+    return _verification_of(str(path), findings, manifest.samples, hashed_bytes)
 
 
 def _verify_stored(storage: Storage) -> Verification:
@@ -135,7 +135,7 @@ def _verify_stored(storage: Storage) -> Verification:
         # its gigabytes.
         sizes = storage.sizes()
     except CacheError as error:
-        return _verification(storage.url, [error])
+        return _verification_of(storage.url, [error])
     findings: list[str | CacheError] = []
     hashed_bytes = 0
     for file in files_of(manifest):
@@ -144,10 +144,10 @@ def _verify_stored(storage: Storage) -> Verification:
             findings.append(damage)
         else:
             hashed_bytes += file.bytes
-    return _verification(storage.url, findings, manifest.samples, hashed_bytes)
+    return _verification_of(storage.url, findings, manifest.samples, hashed_bytes)
 
 
-def _verification(
+def _verification_of(
     path: str, findings: list[str | CacheError], samples: int = 0, nbytes: int = 0
 ) -> Verification:
     errors = (part if isinstance(part, CacheError) else None for part in findings)

@@ -17,7 +17,7 @@ from loaderkit.errors import BudgetError
 from loaderkit.library_files import installed_version
 from loaderkit.loader.page import settings_section
 from loaderkit.memory.host import read_host
-from loaderkit.notebook import repr_in_a_line
+from loaderkit.notebook import mood_of, repr_in_a_line
 from loaderkit.pages.document import HasPage, Page
 from loaderkit.units import format_amount, format_bytes
 
@@ -66,7 +66,7 @@ class Examination(HasPage):
                 title = "A setting does not do what it looks like"
         return Page(
             title,
-            mood="good" if self.ok else "bad",
+            mood=mood_of(ok=self.ok),
             sections=(
                 findings_section(self.environment.findings),
                 host_section(self.host),

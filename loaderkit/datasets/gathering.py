@@ -405,11 +405,14 @@ class BatchGather:
                 texts = _decode_together(values, starts, ranges)
                 if len(texts) == len(self):
                     return texts
-        return [decode_text(spec.name, raw) for raw in _views(values, starts, ranges)]
+        return [
+            decode_text(spec.name, raw)
+            for raw in _bytes_of_samples(values, starts, ranges)
+        ]
 
     def raw_bytes(self, spec: ColumnSpec) -> list[bytes]:
         """Copy the bytes of every sample, out of a column of bytes."""
-        return list(map(bytes, _views(*self._locate_bytes(spec))))
+        return list(map(bytes, _bytes_of_samples(*self._locate_bytes(spec))))
 
     def _locate_bytes(
         self, spec: ColumnSpec
@@ -469,7 +472,7 @@ def _decode_together(
     return texts
 
 
-def _views(
+def _bytes_of_samples(
     values: NDArray[np.uint8], starts: Ints, ranges: RowRanges
 ) -> Iterator[memoryview]:
     """Give the bytes of every sample where they lie."""

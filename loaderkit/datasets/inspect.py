@@ -133,7 +133,7 @@ class CacheSummary(HasPage):
     __repr__ = repr_in_a_line
 
     @property
-    def _head(self) -> str:
+    def _first_lines(self) -> str:
         """The cache in a few lines."""
         stored = f"compressed with {self.compression}" if self.compression else "mapped"
         libraries = ", ".join(
@@ -149,7 +149,7 @@ class CacheSummary(HasPage):
         return head
 
     def _repr_html_(self) -> str:
-        title, *notes = self._head.splitlines()
+        title, *notes = self._first_lines.splitlines()
         rows = [
             (
                 field.name,
@@ -170,7 +170,7 @@ class CacheSummary(HasPage):
         lines = [_field_line(field, width) for field in self.fields]
         return "\n".join(
             [
-                self._head,
+                self._first_lines,
                 "",
                 *lines,
                 *(f"\n{histogram}" for histogram in self.histograms),

@@ -97,12 +97,14 @@ class StreamRun:
             written = self._write_spans(bar, trusts_notes=trusts_notes)
         xxh3_of_shard = self._shards_in_order(written)
         if not xxh3_of_shard:
-            message = f"There is nothing to pack: {self._empty()} has no samples."
+            message = (
+                f"There is nothing to pack: {self._what_is_empty()} has no samples."
+            )
             fix = "give it at least one sample; a generator is empty once it was read"
             raise DatasetError(message, why="a cache holds at least one", fix=fix)
         # The stream may have become shorter since the run that wrote them.
         self._build.discard(set(intact) - set(xxh3_of_shard))
-        self._renumber(xxh3_of_shard)
+        self._renumber_shards(xxh3_of_shard)
         self._take_in(xxh3_of_shard)
         import_classes(self.structure)
         return self.structure.to_json()
@@ -111,7 +113,7 @@ class StreamRun:
         """Write down which files samples were made from; None where none is known."""
         return self._sources.to_json() if self._sources.files else None
 
-    def _empty(self) -> str:
+    def _what_is_empty(self) -> str:
         if self._source.span_count == 1:
             name = self._source.name_span(0)
             return f"{name[0].lower()}{name[1:]}"
@@ -153,7 +155,7 @@ class StreamRun:
         )
         written: dict[int, WrittenSpan] = {}
         nbytes = 0
-        for result in self._results(tasks):
+        for result in self._run_tasks(tasks):
             if isinstance(result, StreamedBlock):
                 nbytes += result.nbytes
                 bar.update(result.samples)
@@ -176,7 +178,7 @@ class StreamRun:
     def _reads_here(self) -> bool:
         return self._options.workers == 0
 
-    def _results(
+    def _run_tasks(
         self, tasks: Iterator[StreamTask]
     ) -> Iterator[StreamedBlock | WrittenSpan]:
         if not self._reads_here:
@@ -201,7 +203,7 @@ class StreamRun:
             for position, xxh3 in enumerate(written[span].xxh3)
         }
 
-    def _renumber(self, xxh3_of_shard: dict[int, str]) -> None:
+    def _renumber_shards(self, xxh3_of_shard: dict[int, str]) -> None:
         """Make all shards those of one cache; write some again where that takes it.
 
         A span's shards number the variants that this span has met.  They are written

@@ -656,10 +656,10 @@ def check_alike(tensors: Sequence[torch.Tensor]) -> None:
     for position, tensor in enumerate(tensors):
         same_axes = tensor.dim() == first.dim() and tensor.shape[1:] == first.shape[1:]
         if not (same_axes and tensor.dtype is first.dtype):
-            raise _unlike(position, first, tensor)
+            raise _unlike_tensors_error(position, first, tensor)
     # Numbers have no axis along which they could be put end to end.
     if not first.dim():
-        raise _unlike(len(tensors) - 1, first, tensors[-1])
+        raise _unlike_tensors_error(len(tensors) - 1, first, tensors[-1])
 
 
 def error_of_shapes(field: str, shapes: Sequence[Sequence[int]]) -> DatasetError:
@@ -697,7 +697,9 @@ def _only_differing_axis(shapes: Sequence[Sequence[int]]) -> int | None:
     return differing[0] if len(differing) == 1 else None
 
 
-def _unlike(position: int, first: torch.Tensor, tensor: torch.Tensor) -> DatasetError:
+def _unlike_tensors_error(
+    position: int, first: torch.Tensor, tensor: torch.Tensor
+) -> DatasetError:
     """Make the error for a tensor that cannot be joined with that of sample 0."""
     message = (
         f"Samples 0 and {position} of a batch cannot be joined: "

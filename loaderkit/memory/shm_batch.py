@@ -150,7 +150,7 @@ class SegmentRing:
         is_reserved = self._reserved is not None
         self._reserved = None
         if not is_reserved:
-            self._turn = self._choose()
+            self._turn = self._choose_segment()
         # A segment that becomes larger keeps what was written to it.
         descriptor, memory = self._segment_of(self._turn, _HEADER_BYTES + total)
         if not is_reserved:
@@ -170,7 +170,7 @@ class SegmentRing:
         """
         if self._reserved is not None:
             return None
-        self._turn = self._choose()
+        self._turn = self._choose_segment()
         memory = self._segment_of(self._turn, _HEADER_BYTES + nbytes).memory
         self._write_next_number(memory)
         self._numbers[self._turn] = 0
@@ -188,7 +188,7 @@ class SegmentRing:
         """Begin another batch: what was reserved for the last one is not used."""
         self._reserved = None
 
-    def _choose(self) -> int:
+    def _choose_segment(self) -> int:
         """Choose the segment that is filled next: one that nobody needs, if any."""
         turn = self._find_free()
         if turn is None and len(self._segments) < self._count:

@@ -54,7 +54,7 @@ from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.memory.reading import device_of
 from loaderkit.mistaken import mistaken_for_model
-from loaderkit.notebook import Bar, HasCard, card, repr_in_a_line
+from loaderkit.notebook import Bar, HasCard, card, mood_of, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import count_of, format_bytes, size_in_bytes
@@ -264,7 +264,7 @@ class BatchPlan(HasPage):
         ]
         return card(
             title,
-            mood="good" if self.ok else "bad",
+            mood=mood_of(ok=self.ok),
             heads=("configuration", "samples x pieces", "peak", "of its limit"),
             rows=rows,
             notes=[self.cause, *saving_notes, *self.notes],
@@ -290,7 +290,7 @@ class BatchPlan(HasPage):
             )
         return Page(
             self._answer_in_a_line(),
-            mood="good" if self.ok else "bad",
+            mood=mood_of(ok=self.ok),
             lead=(dearest, self.cause, *self.notes),
             sections=(
                 *batch_sizes,

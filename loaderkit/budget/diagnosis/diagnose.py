@@ -33,7 +33,7 @@ from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either
-from loaderkit.notebook import HasCard, card, repr_in_a_line
+from loaderkit.notebook import HasCard, card, mood_of, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
 from loaderkit.wrapping import wrap_lines
@@ -120,7 +120,7 @@ class Diagnosis(HasPage, Message):
             notes.insert(0, ", ".join(amounts))
         return card(
             title,
-            mood="good" if self.ok else "bad",
+            mood=mood_of(ok=self.ok),
             heads=("what to do, the cheapest first", "brings", "to paste"),
             rows=rows,
             notes=notes,
@@ -145,7 +145,7 @@ class Diagnosis(HasPage, Message):
             lead.insert(0, f"where: {where}")
         return Page(
             title,
-            mood="good" if self.ok else "bad",
+            mood=mood_of(ok=self.ok),
             lead=tuple(lead),
             sections=(
                 *amounts_sections(amounts),

@@ -115,7 +115,7 @@ def weigh_evidence(
     >>> weigh_evidence(text, Span(4, 7), Span(0, 38)).reasons_against[0]
     'errors as a topic'
     """
-    evidence = _weigh(text, phrase, sentence)
+    evidence = _weigh_surroundings(text, phrase, sentence)
     if evidence.weight < 0:
         return evidence
     begin, end = sentence
@@ -124,7 +124,7 @@ def weigh_evidence(
     if is_only_clause and _SUBJECT.fullmatch(text, begin, phrase.start):
         # "Acme ran out of memory. Close other tabs": what to do is a part of it.
         own_end += _NEXT_WORDS
-    own = _weigh(
+    own = _weigh_surroundings(
         text[begin:own_end],
         Span(phrase.start - begin, phrase.end - begin),
         Span(0, end - begin),
@@ -183,7 +183,7 @@ _NEED = re.compile(r"\s*You need (?:[a-z.]{1,12} ){0,3}\d")
 """What a program tells its user."""
 
 
-def _weigh(text: str, phrase: Span, sentence: Span) -> Evidence:
+def _weigh_surroundings(text: str, phrase: Span, sentence: Span) -> Evidence:
     phrase = _with_its_label(text, phrase)
     surroundings = {place: cut(text, phrase, sentence) for place, cut in PLACES.items()}
     signs_around: list[_Sign] = []

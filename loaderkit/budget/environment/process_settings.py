@@ -224,7 +224,7 @@ def _blocking_launches(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def _judged(
+def _thread_or_malloc_finding(
     level: Level, name: str, value: str, why: str, fix: str = ""
 ) -> EnvironmentFinding:
     """Make a finding on threads or malloc; without a fix, the variable is unset."""
@@ -251,17 +251,19 @@ def _openmp_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
     if count is None:
         why = "it is no number of threads: OpenMP reports it and takes its default"
         fix = f"export {name}={setting.cpus or 1}"
-        yield _judged("ignored", name, value, why, fix)
+        yield _thread_or_malloc_finding("ignored", name, value, why, fix)
     elif setting.torch_imported and was_set_after_start(setting, name):
         why = (
             "OpenMP reads it while it is loaded, before or with torch; it was set "
             "inside this process"
         )
         fix = f"{name}={value} python train.py, or torch.set_num_threads({count})"
-        yield _judged("ignored", name, value, why, fix)
+        yield _thread_or_malloc_finding("ignored", name, value, why, fix)
     elif mkl_count is not None and mkl_count != count:
         why = f"MKL_NUM_THREADS is set too, and torch takes what MKL says: {mkl_count}"
-        yield _judged("ignored", name, value, why, "unset MKL_NUM_THREADS")
+        yield _thread_or_malloc_finding(
+            "ignored", name, value, why, "unset MKL_NUM_THREADS"
+        )
     elif mkl_count is None and setting.cpus is not None and count > setting.cpus:
         yield _more_than_processors(setting, name, value)
 
@@ -280,18 +282,18 @@ def _mkl_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
     fix = f"export {name}={setting.cpus or 1}"
     if not setting.has_mkl:
         why = "this torch is built without MKL: nothing in it reads it"
-        yield _judged("useless", name, value, why)
+        yield _thread_or_malloc_finding("useless", name, value, why)
         return
     count = mkl_threads(value)
     if count is None:
         why = "it is no number above 0: MKL takes its default"
-        yield _judged("ignored", name, value, why, fix)
+        yield _thread_or_malloc_finding("ignored", name, value, why, fix)
     elif str(count) != value.lstrip("0"):
         why = (
             f"MKL reads it as {count}: it knows digits and nothing else, and torch "
             "takes as many threads as MKL (measured)"
         )
-        yield _judged("slow", name, value, why, fix)
+        yield _thread_or_malloc_finding("slow", name, value, why, fix)
     elif setting.cpus is not None and count > setting.cpus:
         yield _more_than_processors(setting, name, value)
 
@@ -310,18 +312,18 @@ def _more_than_processors(
                 f"does (measured), and this process may use {setting.cpus} of them: "
                 "threads wait for each other, in each worker of a loader too"
             )
-            return _judged("slow", name, value, why, fix)
+            return _thread_or_malloc_finding("slow", name, value, why, fix)
         why = (
             f"torch keeps to the {setting.cpus} processors of this process, as MKL "
             "does (measured); other libraries may start all, which wait for each "
             "other"
         )
-        return _judged("useless", name, value, why, fix)
+        return _thread_or_malloc_finding("useless", name, value, why, fix)
     why = (
         f"this process has {setting.cpus} processors: threads wait for each "
         "other, in each worker of a loader too"
     )
-    return _judged("slow", name, value, why, fix)
+    return _thread_or_malloc_finding("slow", name, value, why, fix)
 
 
 def _thread_binding(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -371,14 +373,14 @@ def _judge_affinity(
         yield _dropped_by_openmp(name, value, why)
     elif has_places:
         why = "OMP_PLACES is set too and wins"
-        yield _judged("ignored", name, value, why)
+        yield _thread_or_malloc_finding("ignored", name, value, why)
     elif places.holds_back(usable):
         yield _binds_threads(name, value)
 
 
 def _dropped_by_openmp(name: str, value: str, why: str) -> EnvironmentFinding:
     why += ": OpenMP reports it and drops it"
-    return _judged("ignored", name, value, why)
+    return _thread_or_malloc_finding("ignored", name, value, why)
 
 
 def _binds_threads(name: str, value: str) -> EnvironmentFinding:
@@ -387,7 +389,7 @@ def _binds_threads(name: str, value: str) -> EnvironmentFinding:
         "thread that is tied to one of these places, and all run there"
     )
     fix = f"unset {name}, or build_loader(..., num_workers=0)"
-    return _judged("slow", name, value, why, fix)
+    return _thread_or_malloc_finding("slow", name, value, why, fix)
 
 
 def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -398,7 +400,7 @@ def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
             "libgomp goes on reading what is no number for ever: `import torch` "
             "does not return (measured)"
         )
-        yield _judged("crash", name, value, why)
+        yield _thread_or_malloc_finding("crash", name, value, why)
 
 
 def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -418,7 +420,7 @@ def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
                 "only the OpenMP of Intel and LLVM reads it, and this torch brings "
                 "GNU's along (measured: nothing changes)"
             )
-            yield _judged("useless", name, value, why)
+            yield _thread_or_malloc_finding("useless", name, value, why)
 
 
 def _is_set_by_sklearn(setting: Setting, name: str) -> bool:
@@ -441,7 +443,7 @@ def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
             f"at most {limit} threads run at a time, whatever torch.get_num_threads() "
             f"tells, which is {threads} (measured)"
         )
-        yield _judged("slow", name, value, why)
+        yield _thread_or_malloc_finding("slow", name, value, why)
 
 
 def _malloc_settings(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -452,7 +454,7 @@ def _malloc_settings(setting: Setting) -> Iterator[EnvironmentFinding]:
             value = setting.environ[name]
             why = f"{allocator} reads it, and is not preloaded"
             fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
-            yield _judged("useless", name, value, why, fix)
+            yield _thread_or_malloc_finding("useless", name, value, why, fix)
 
 
 def _glibc_settings(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
@@ -469,20 +471,20 @@ def _glibc_settings(setting: Setting, preloaded: str) -> Iterator[EnvironmentFin
             continue
         if setting.platform != "linux":
             why = f"only glibc reads it, not {setting.platform}"
-            yield _judged("useless", name, value, why)
+            yield _thread_or_malloc_finding("useless", name, value, why)
         elif replaced is not None:
             why = f"{replaced[0]} is preloaded and serves malloc: only glibc reads it"
-            yield _judged("useless", name, value, why)
+            yield _thread_or_malloc_finding("useless", name, value, why)
         elif was_set_after_start(setting, name):
             why = "glibc reads it when the process starts; it was set inside this one"
             fix = f"{name}={value} python train.py"
-            yield _judged("ignored", name, value, why, fix)
+            yield _thread_or_malloc_finding("ignored", name, value, why, fix)
         elif name == "GLIBC_TUNABLES":
             yield from _glibc_tunables(value)
         elif GLIBC_RANGES[name].tunable in tunables_set:
             tunable = GLIBC_RANGES[name].tunable
             why = f"GLIBC_TUNABLES sets {tunable} too and wins (measured)"
-            yield _judged("ignored", name, value, why)
+            yield _thread_or_malloc_finding("ignored", name, value, why)
         else:
             yield from _glibc_value(name, value)
 
@@ -492,20 +494,20 @@ def _glibc_value(name: str, value: str) -> Iterator[EnvironmentFinding]:
     taken = glibc_setting(name, value)
     if glibc_number(value) is None:
         why = "it is no number: glibc ignores it"
-        yield _judged("ignored", name, value, why)
+        yield _thread_or_malloc_finding("ignored", name, value, why)
     elif taken is None:
         limits = GLIBC_RANGES[name]
         why = f"glibc takes {limits.least} to {limits.most}, and ignores anything else"
-        yield _judged("ignored", name, value, why)
+        yield _thread_or_malloc_finding("ignored", name, value, why)
     elif not re.fullmatch(r"[ \t]*(?:0[xX][0-9a-fA-F]+|-?\d+)[ \t]*", value, re.ASCII):
         intended = _with_suffix(value)
         why = f"glibc knows no suffixes: it reads {taken} (measured on glibc 2.36)"
         fix = f"export {name}={taken if intended is None else intended}"
-        yield _judged("ignored", name, value, why, fix)
+        yield _thread_or_malloc_finding("ignored", name, value, why, fix)
     elif re.fullmatch(r"[ \t]*0\d+[ \t]*", value, re.ASCII):
         why = f"a number that begins with 0 is octal to glibc: it reads {taken}"
         fix = f"export {name}={value.strip().lstrip('0') or 0}"
-        yield _judged("ignored", name, value, why, fix)
+        yield _thread_or_malloc_finding("ignored", name, value, why, fix)
 
 
 def _with_suffix(value: str) -> int | None:
@@ -553,4 +555,4 @@ def _glibc_tunables(value: str) -> Iterator[EnvironmentFinding]:
         else:
             continue
         fix = "GLIBC_TUNABLES=NAME=NUMBER:NAME=NUMBER python train.py"
-        yield _judged("ignored", "GLIBC_TUNABLES", value, why, fix)
+        yield _thread_or_malloc_finding("ignored", "GLIBC_TUNABLES", value, why, fix)

@@ -79,7 +79,7 @@ class CudaFunctions(TorchFunctionMode):
         if func in _CELLS and not kwargs:
             return _run_cell(func, *args)
         if func is functional.scaled_dot_product_attention:
-            return _attend(self.tracker, func, *args, **kwargs)
+            return _run_attention(self.tracker, func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -207,7 +207,7 @@ class _Recurrent(torch.autograd.Function):
             output = values.new_empty(shape)
         states = [state.new_empty(state.shape) for state in layers.states]
         reserve = values.new_empty(layers.reserve_bytes, dtype=torch.uint8)
-        workspace = _workspace(layers, tracker, values)
+        workspace = _make_workspace(layers, tracker, values)
         del workspace, copied
         ctx.layers, ctx.tracker = layers._replace(values=values.detach()), tracker
         ctx.save_for_backward(values, *states_and_weights, output, reserve)
@@ -219,10 +219,10 @@ class _Recurrent(torch.autograd.Function):
         """Make the gradients; those of the weights lie in one block."""
         layers: _RecurrentLayers = ctx.layers
         values = ctx.saved_tensors[0]
-        copies = [_copy_if_transposed(layers, values), _contiguous(gradients[0])]
+        copies = [_copy_if_transposed(layers, values), _made_contiguous(gradients[0])]
         of_values = values.new_empty(values.shape)
         of_states = [state.new_empty(state.shape) for state in layers.states]
-        workspace = _workspace(layers, ctx.tracker, values)
+        workspace = _make_workspace(layers, ctx.tracker, values)
         numbers = [weight.numel() for weight in layers.weights]
         block = layers.weights[0].new_empty(sum(numbers))
         parts = torch.split(block, numbers)
@@ -241,13 +241,13 @@ def _copy_if_transposed(
     return values.new_empty(values.shape) if layers.is_batch_first else None
 
 
-def _contiguous(gradient: torch.Tensor | None) -> torch.Tensor | None:
+def _made_contiguous(gradient: torch.Tensor | None) -> torch.Tensor | None:
     if gradient is None or gradient.is_contiguous():
         return None
     return gradient.new_empty(gradient.shape)
 
 
-def _workspace(
+def _make_workspace(
     layers: _RecurrentLayers, tracker: Tracker, like: torch.Tensor
 ) -> torch.Tensor:
     """Make the workspace, and note how much less or more it may be."""
@@ -263,7 +263,7 @@ _ALIGNED_NUMBERS = 16
 """A mask whose rows are no multiple of it is copied, with longer rows."""
 
 
-def _attend(
+def _run_attention(
     tracker: Tracker,
     func: Callable[..., Any],
     query: torch.Tensor,
@@ -282,7 +282,7 @@ def _attend(
         return func(query, key, value, attn_mask, dropout_p, is_causal, **named)
     bias = None
     if attn_mask is not None:
-        bias = _aligned(attn_mask, query).expand(*query.shape[:3], key.shape[2])
+        bias = _align_rows(attn_mask, query).expand(*query.shape[:3], key.shape[2])
     apply: Any = _Attention.apply
     output = apply(query, key, value, bias)
     if bias is not None and bias.requires_grad:
@@ -293,7 +293,7 @@ def _attend(
     return output
 
 
-def _aligned(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+def _align_rows(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Make a mask what the kernel adds: floats, in rows that are aligned."""
     bias = query.new_empty(mask.shape) if mask.dtype is torch.bool else mask
     length = bias.shape[-1]
@@ -328,7 +328,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients; those of the queries are added up in blocks."""
         query, key, value, bias, _output, _sums = ctx.saved_tensors
-        copied = _contiguous(gradient.transpose(1, 2))
+        copied = _made_contiguous(gradient.transpose(1, 2))
         gradients = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
         batch, heads, length, width = query.shape
         delta = query.new_empty((batch, heads, length), dtype=torch.float32)
@@ -388,7 +388,7 @@ class _Cell(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients of both products, of the state and of the biases."""
-        of_values, of_state, state, *biases, _workspace = ctx.saved_tensors
+        of_values, of_state, state, *biases, _make_workspace = ctx.saved_tensors
         products = (of_values, of_state)
         gradients = [product.new_empty(product.shape) for product in products]
         of_biases = [bias.new_empty(bias.shape) for bias in biases]

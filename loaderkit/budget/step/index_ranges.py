@@ -72,7 +72,7 @@ def index_error_of(func: OpOverload, args: Args, kwargs: Kwargs) -> str | None:
     """
     # The same operator in place has an underscore behind its name.
     name = str(func._schema.name).removesuffix("_")  # noqa: SLF001 -- the way to ask
-    for lookup in _lookups(name, func, args, kwargs):
+    for lookup in _lookups_of_call(name, func, args, kwargs):
         wrong = _first_out_of_range(lookup)
         if wrong is not None:
             return (
@@ -111,7 +111,7 @@ def mask_error_of(
     return None
 
 
-def _lookups(
+def _lookups_of_call(
     name: str, func: OpOverload, args: Args, kwargs: Kwargs
 ) -> Iterator[_Lookup]:
     """List the indices of a call whose values are known."""
