@@ -397,7 +397,7 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "load_from_cache_file": (
         "what was packed of the same samples by the same code is used again",
-        "drop it, or delete the folder to pack again",
+        "overwrite=True",
     ),
     **dict.fromkeys(
         ("features", "disable_nullable", "try_original_type", "on_mixed_types"),
@@ -511,6 +511,8 @@ def refuse_options(method: str, given: Mapping[str, Any], known: Iterable[str]) 
         message = f"{method} has no option {name!r}."
         if name in OPTIONS:
             why, fix = OPTIONS[name]
+            if name == "load_from_cache_file" and given[name]:
+                fix = "drop it"
             advised, equals, _ = fix.partition("=")
             if equals and advised.isidentifier() and advised not in taken:
                 # The advice is that of another method: filter has no workers.

@@ -9,10 +9,18 @@ The code is read as a sequence of *texts*, which are hashed one after the other:
 
     _code_texts          a function: its source, and the values and code that it names
     _bound_texts         a value that a function has with it: a closure's, a default
-    _global_texts        a global variable that code names
+    _module_texts        what code names of a module
     _attribute_texts     an attribute of ``self`` that code names
-    _written_texts       a list, dict or object that may change while samples are
-                         loaded: the source that assigns it, not its value
+    _variable_texts      a list, dict or object of a module or class
+
+A list, dict or object is hashed by its value, behind all code (``_Held``).  Two kinds
+of them change while samples are loaded, and must not make a cache stale:
+
+    The code itself fills it, as a cache (``changes_in``).  Then the source that assigns
+    it counts, not its value (``_written_texts``).  Where no error follows, as of
+    ``map``, which packs once more, its value counts all the same.
+    It remembers something when it is used, as tokenizers do.  Then the value that
+    packing left counts as the one that packing found (``note_values_left``).
 
 ``function_source`` reads one function, ``value_texts`` one value, ``written`` finds the
 source that assigns one, and ``key_texts`` writes keys.
@@ -22,6 +30,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Sized
@@ -33,11 +42,14 @@ import numpy as np
 import torch
 import xxhash
 
+from loaderkit.arguments import with_small_article
 from loaderkit.datasets.function_source import (
-    names_changed_in,
+    changes_in,
+    globals_read_in,
     names_used_in,
     source_text,
     strings_in,
+    uses_in,
     values_bound_to,
 )
 from loaderkit.datasets.key_texts import hash_keys, typed_key_text
@@ -145,7 +157,7 @@ def fingerprint_of(
     return read_code(load).fingerprint(keys, version=version)
 
 
-class CodeOfLoad(NamedTuple):
+class CodeRead(NamedTuple):
     """What was seen in the code of a function that makes samples."""
 
     xxh3: str
@@ -153,6 +165,10 @@ class CodeOfLoad(NamedTuple):
     paths: list[str | PurePath]
     """Literals, and constants of modules, classes and closures, in order.  Some are
     paths of raw data, whose times and sizes a cache keeps."""
+    values: dict[str, str]
+    """Hashes of the values that it reads, by where each is."""
+    unread: tuple[str, ...]
+    """Values that it reads and that cannot be hashed, in words."""
 
     def fingerprint(self, keys: Iterable[object], *, version: str) -> Fingerprint:
         """Take the fingerprint of the function with the keys of its samples.
@@ -165,22 +181,60 @@ class CodeOfLoad(NamedTuple):
         return Fingerprint(self.xxh3, hash_keys(key_texts), len(key_texts), version)
 
 
-def read_code(load: Callable[..., Any]) -> CodeOfLoad:
+_LEFT_BY_LOADING: dict[tuple[str, str], str] = {}
+"""Of values that packing changed in this process: the hash that it found, by where the
+value is and the hash that it left.  A few texts a variable and cache packed."""
+
+
+def note_values_left(found: CodeRead, left: CodeRead) -> None:
+    """Let values that packing has changed count as what they were before.
+
+    A tokenizer that remembers its last padding would make the next cache of the same
+    script stale otherwise: in the next run nothing is packed before that is opened.
+
+    Args:
+        found: The code and its values before samples were read.
+        left: The same code right behind.
+    """
+    for place, before in found.values.items():
+        after = left.values.get(place, before)
+        if after != before:
+            _LEFT_BY_LOADING[place, after] = before
+
+
+def read_code(load: Callable[..., Any]) -> CodeRead:
     """Read the code of a function that makes samples, and what it uses.
 
     Args:
         load: The function or bound method that makes a sample of a key.
     """
-    digest, visited = xxhash.xxh3_128(), _Visited()
+    visited = _Visited(counts_filled=False, loads_for=getattr(load, "__self__", None))
     # Of a library's function there is nothing to follow, but what a partial binds.
-    if is_users_code(load) or isinstance(load, functools.partial):
-        for text in _code_texts(load, visited):
-            digest.update(text.encode("utf-8", "backslashreplace"))
-    return CodeOfLoad(digest.hexdigest(), visited.paths)
+    is_followed = is_users_code(load) or isinstance(load, functools.partial)
+    return _read(_code_texts(load, visited) if is_followed else (), visited)
+
+
+def read_value(value: object) -> CodeRead:
+    """Read a function with the code that it uses, or an object with its attributes.
+
+    Args:
+        value: A function, a user's or a library's, or an object that can be called.
+    """
+    visited = _Visited(counts_filled=True)
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    # A method of a type written in C has no module.
+    module = getattr(kind, "__module__", "")
+    name = f"{module}:{kind.__qualname__}"
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        return _read(itertools.chain([name], _code_texts(value, visited)), visited)
+    if _is_wrapper(value):
+        return _read(itertools.chain([name], _code_texts(value, visited)), visited)
+    visited.held.append(_Held(name, value))
+    return _read([name], visited)
 
 
 def fingerprint_value(value: object) -> str:
-    """Hash a function with the code that it uses, or an object with its attributes.
+    """Hash what ``read_value`` reads.
 
     Args:
         value: A function, a user's or a library's, or an object that can be called.
@@ -188,14 +242,25 @@ def fingerprint_value(value: object) -> str:
     Returns:
         The same hash in every process, as long as code and values are the same.
     """
+    return read_value(value).xxh3
+
+
+def _read(texts: Iterable[str], visited: _Visited) -> CodeRead:
+    """Hash the texts of code, and then the values that were met in it."""
     digest = xxhash.xxh3_128()
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    # A method of a type written in C has no module.
-    module = getattr(kind, "__module__", "")
-    digest.update(f"{module}:{kind.__qualname__}".encode())
-    for text in _state_texts(value, "", _Visited()):
+    for text in texts:
         digest.update(text.encode("utf-8", "backslashreplace"))
-    return digest.hexdigest()
+    values: dict[str, str] = {}
+    # A value's class may hold others: the list grows.
+    for held in visited.held:
+        value = xxhash.xxh3_128()
+        for text in _held_texts(held, visited):
+            value.update(text.encode("utf-8", "backslashreplace"))
+        found = value.hexdigest()
+        values[held.place] = _LEFT_BY_LOADING.get((held.place, found), found)
+        digest.update(f"{held.place}={values[held.place]}".encode())
+    unread = tuple(visited.unread)
+    return CodeRead(digest.hexdigest(), visited.paths, values, unread)
 
 
 def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
@@ -219,18 +284,61 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
     return tuple(changes)
 
 
+class _Held(NamedTuple):
+    """A value that code reads, to be hashed when all code is read."""
+
+    place: str
+    """Where it is: the same in every process."""
+    value: object
+    scope: type | types.ModuleType | None = None
+    """The class or module that has it as a variable; None for others."""
+    name: str = ""
+    """The variable's name."""
+    owner: object = None
+    """The object whose attribute ``name`` it is; None for others."""
+
+
 class _Visited(set[object]):
     """The ids of code that was followed, so that each function is hashed once.
 
     Assignments are in it too, each as its scope's id and its source.  Ids, since a
     scope may be a class whose metaclass defines ``==``.  What code names is alive as
     long as the code, so that no id comes twice.
+
+    Args:
+        counts_filled: Values that the code itself changes count too.
+        loads_for: The object whose method makes the samples.  Its attributes count as
+            they are when its cache is opened, also those that the method changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_filled: bool, loads_for: object = None) -> None:
         super().__init__()
+        self.counts_filled = counts_filled
+        self.loads_for = loads_for
         self.paths: list[str | PurePath] = []
         """Strings and paths that were met on the way, in order."""
+        self.held: list[_Held] = []
+        """Values that were met on the way, in order."""
+        self.changed: set[tuple[int, str | None]] = set()
+        """What the code changes: ids of values, each with the attribute or None."""
+        self.unread: dict[str, None] = {}
+        """Places of values that cannot be read, with their types, in order."""
+
+    def note_change(self, value: object, attribute: str | None) -> None:
+        """Note that code changes a value, or what an attribute of it is or holds."""
+        self.changed.add((id(value), attribute))
+        if attribute is not None:
+            part = inspect.getattr_static(value, attribute, None)
+            if constant_text(part) is None:  # many variables may be the same number
+                self.changed.add((id(part), None))
+
+    def is_changed(self, held: _Held) -> bool:
+        """Tell whether the code that was read changes a value."""
+        if self.counts_filled:
+            return False
+        if (id(held.value), None) in self.changed:
+            return True
+        return held.owner is not None and (id(held.owner), held.name) in self.changed
 
 
 def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
@@ -247,41 +355,97 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
     function = getattr(item, "__func__", item)
     if isinstance(function, functools.partial):
         yield from _code_texts(function.func, visited)
+        place = _place_of(function.func)
         for position, value in enumerate(function.args):
-            yield from _bound_texts(value, f"argument {position}", visited)
+            yield from _bound_texts(value, f"{place} argument {position}", visited)
         for name, value in function.keywords.items():
-            yield from _bound_texts(value, name, visited)
+            yield from _bound_texts(value, f"{place} {name}", visited)
         return
 
     if _is_wrapper(function):
         function = function.__wrapped__
 
-    if id(function) in visited or not isinstance(function, types.FunctionType):
+    if not isinstance(function, types.FunctionType):
         return
-    visited.add(id(function))
+    # A method is followed for each object that it is called of.
+    is_of_object = owner is not None and not isinstance(owner, type)
+    mark = (id(function), id(owner)) if is_of_object else id(function)
+    if mark in visited:
+        return
+    is_new = id(function) not in visited
+    visited.update((mark, id(function)))
     if not is_users_code(function):
         # A library's decorator: only the function inside it can be the user's.
         yield from _code_texts(_as_method(inspect.unwrap(function), owner), visited)
         return
 
+    if is_new:
+        yield from _function_texts(function, owner, visited)
+    if owner is not None:
+        yield from _owner_texts(function, owner, visited)
+
+
+def _place_of(function: object) -> str:
+    """Name a function by what is the same in every process."""
+    module = getattr(function, "__module__", "")
+    return f"{module}:{getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _function_texts(
+    function: types.FunctionType, owner: object, visited: _Visited
+) -> Iterator[str]:
+    """Give the source of a function, and follow its closure, defaults and globals."""
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
         yield from _code_texts(_as_method(wrapped, owner), visited)
     yield source_text(function)
-    visited.paths += strings_in(function.__code__)
+    code, scope = function.__code__, function.__globals__
+    visited.paths += strings_in(code)
+    changes = changes_in(function)
+    changed_names = {change.variable for change in changes}
+    place = _place_of(function)
     for name, value in values_bound_to(function):
-        if name not in names_changed_in(function):
-            yield from _bound_texts(value, name, visited)
+        if visited.counts_filled or name not in changed_names:
+            yield from _bound_texts(value, f"{place} {name}", visited)
+
+    for change in changes:
+        if change.variable in scope:
+            visited.note_change(scope[change.variable], change.attribute)
 
     # The names of attributes are among these too, and not told apart from globals.
-    names = names_used_in(function.__code__)
+    names = names_used_in(code)
+    global_names = globals_read_in(code)
+    uses = uses_in(function)
     module = sys.modules.get(function.__module__ or "")
     for name in sorted(names):
-        if name in function.__globals__:
-            value = function.__globals__[name]
-            yield from _global_texts(value, name, names, visited, module)
-        if owner is not None:
-            yield from _attribute_texts(owner, name, visited)
+        if name in vars(function) and name != "__wrapped__":
+            yield from _bound_texts(vars(function)[name], f"{place}.{name}", visited)
+        if name not in scope:
+            continue
+        value = scope[name]
+        if isinstance(value, types.ModuleType):
+            yield from _module_texts(value, name, names, visited)
+            continue
+        yield from _value_texts([value], visited, name)
+        if name in global_names:
+            read = uses.attributes.get(name)
+            where = f"{function.__module__}.{name}"
+            yield from _variable_texts(value, module, name, where, visited, read)
+
+
+def _owner_texts(
+    method: types.FunctionType, owner: object, visited: _Visited
+) -> Iterator[str]:
+    """Follow what a method reads of the object that it is called of."""
+    own_name = next(iter(method.__code__.co_varnames), "")
+    for change in changes_in(method):
+        if change.variable == own_name:
+            visited.note_change(owner, change.attribute)
+    names = names_used_in(method.__code__)
+    if own_name in uses_in(method).whole and not isinstance(owner, type):
+        names |= getattr(owner, "__dict__", {}).keys()
+    for name in sorted(names):
+        yield from _attribute_texts(owner, name, visited)
 
 
 def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
@@ -289,15 +453,15 @@ def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
     return isinstance(value, functools._lru_cache_wrapper)
 
 
-def _bound_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
+def _bound_texts(value: object, place: str, visited: _Visited) -> Iterator[str]:
     """Follow a value that a function has with it: code as code, others by content."""
     is_constant = constant_text(value) is not None
     is_path = isinstance(value, str | PurePath)
     if isinstance(value, _CODE_TYPES) or is_constant or is_path:
         yield from _value_texts([value], visited)
-    elif id(value) not in visited:
-        visited.add(id(value))
-        yield from _state_texts(value, name, visited)
+    elif (id(value), place) not in visited:
+        visited.add((id(value), place))
+        visited.held.append(_Held(place, value))
 
 
 def _as_method(function: types.FunctionType, owner: object) -> object:
@@ -305,36 +469,129 @@ def _as_method(function: types.FunctionType, owner: object) -> object:
     return function if owner is None else types.MethodType(function, owner)
 
 
-def _global_texts(
-    value: object,
-    name: str,
-    names: AbstractSet[str],
-    visited: _Visited,
-    scope: type | types.ModuleType | None,
+def _module_texts(
+    module: types.ModuleType, name: str, names: AbstractSet[str], visited: _Visited
 ) -> Iterator[str]:
-    """Follow the value of a global variable.
+    """Follow the members of a module of the user's that code names.
 
     Args:
-        value: The value.
-        name: The variable.
-        names: All names that occur in the same code.  If the value is a module of the
-            user's, its members among them are followed: ``module.function`` in code is
-            the names ``module`` and ``function``.
+        module: The module.
+        name: The variable that holds it.
+        names: All names that occur in the same code: ``module.function`` in code is the
+            names ``module`` and ``function``.
         visited: What is not followed again.
+
+    Yields:
+        Texts to be hashed; none for a library's module.
+    """
+    if not is_users_module(module):
+        return
+    for member_name in sorted(names & vars(module).keys()):
+        member = vars(module)[member_name]
+        yield from _value_texts([member], visited, name)
+        where = f"{module.__name__}.{member_name}"
+        yield from _variable_texts(member, module, member_name, where, visited)
+
+
+def _variable_texts(
+    value: object,
+    scope: type | types.ModuleType | None,
+    name: str,
+    place: str,
+    visited: _Visited,
+    attributes: frozenset[str] | None = None,
+) -> Iterator[str]:
+    """Follow a list, dict or object that is a variable of a module or class.
+
+    Args:
+        value: The value; code and constants have texts of their own, and none here.
         scope: The class or module that the variable belongs to.
+        name: The variable.
+        place: Where it is.
+        visited: What is not followed again.
+        attributes: What code reads of it; None for all that it holds.
+
+    Yields:
+        Texts of the code that it reaches; the value itself is held for later.
+    """
+    is_code = isinstance(value, _CODE_TYPES)
+    if is_code or constant_text(value) is not None:
+        return
+    if attributes is not None and _has_all(value, attributes):
+        for attribute in sorted(attributes):
+            yield from _attribute_texts(value, attribute, visited, place)
+        return
+    if (id(value), place) not in visited:
+        visited.add((id(value), place))
+        visited.held.append(_Held(place, value, scope, name))
+
+
+def _has_all(value: object, attributes: Iterable[str]) -> bool:
+    """Tell whether attributes of an object are known to be all that code reads of it.
+
+    A method of a library, such as ``dict.get``, may read anything.
+    """
+    own = getattr(value, "__dict__", {})
+    for name in attributes:
+        if name in own:
+            continue
+        owner = next((base for base in type(value).__mro__ if name in vars(base)), None)
+        if owner is None or not is_users_code(owner):
+            return False
+    return True
+
+
+def _held_texts(held: _Held, visited: _Visited) -> Iterator[str]:
+    """Give the texts of a value: of what it holds, or of what was written.
 
     Yields:
         Texts to be hashed.
     """
-    if not isinstance(value, types.ModuleType):
-        yield from _value_texts([value], visited, name)
-        yield from _written_texts(value, scope, name, visited)
-        return
-    if is_users_module(value):
-        for member_name in sorted(names & vars(value).keys()):
-            member = vars(value)[member_name]
-            yield from _value_texts([member], visited, name)
-            yield from _written_texts(member, value, member_name, visited)
+    value = held.value
+    if isinstance(value, np.memmap) and value.filename is not None:
+        visited.paths.append(PurePath(value.filename))
+    texts: list[str] = []
+    if not visited.is_changed(held):
+        filled = frozenset[str]()
+        if not visited.counts_filled:
+            filled = _attributes_filled_by_use(type(value))
+        if filled:
+            for name, part in sorted(vars(value).items()):
+                if name not in filled:
+                    texts += _state_texts(part, name, visited, held.place)
+            texts += _value_texts([type(value)], visited)
+        else:
+            texts += _state_texts(value, held.name, visited, held.place)
+    if not texts:
+        yield from _written_texts(value, held.scope, held.name, visited)
+    yield from texts
+
+
+_MADE_BY = frozenset(
+    {"__init__", "__new__", "__post_init__", "__setstate__", "__set_name__"}
+    | {"__init_subclass__", "__setattr__", "__setitem__", "__delattr__", "__delitem__"}
+)
+"""Methods that make or change an object; others of their form are called to use it."""
+
+
+def _attributes_filled_by_use(kind: type) -> frozenset[str]:
+    """Name what calls and operators of a user's class change of its objects.
+
+    Such as the dict of a class whose ``__call__`` remembers what it computed.
+    """
+    names = set()
+    for base in kind.__mro__:
+        for method in vars(base).values() if is_users_code(base) else ():
+            if not isinstance(method, types.FunctionType):
+                continue
+            name = method.__name__
+            if not name.startswith("__") or name in _MADE_BY:
+                continue
+            own_name = next(iter(method.__code__.co_varnames), "")
+            for change in changes_in(method):
+                if change.variable == own_name and change.attribute is not None:
+                    names.add(change.attribute)
+    return frozenset(names)
 
 
 def _written_texts(
@@ -376,13 +633,16 @@ def _written_texts(
             continue
         used_value = vars(used_scope)[used_name]
         is_constant = constant_text(used_value) is not None
-        if is_constant or isinstance(used_value, _FOLLOWED_IN_SOURCE):
-            yield from _global_texts(
-                used_value, used_name, written.names, visited, used_scope
-            )
+        if isinstance(used_value, types.ModuleType):
+            yield from _module_texts(used_value, used_name, written.names, visited)
+        elif is_constant or isinstance(used_value, _FOLLOWED_IN_SOURCE):
+            yield from _value_texts([used_value], visited, used_name)
+            yield from _written_texts(used_value, used_scope, used_name, visited)
 
 
-def _attribute_texts(owner: object, name: str, visited: _Visited) -> Iterator[str]:
+def _attribute_texts(
+    owner: object, name: str, visited: _Visited, place: str = ""
+) -> Iterator[str]:
     """Follow ``self.name``: methods, constants of classes, and the value on ``self``.
 
     Members of all base classes are followed, since ``super()`` may reach any of them.
@@ -391,6 +651,7 @@ def _attribute_texts(owner: object, name: str, visited: _Visited) -> Iterator[st
         owner: The object, or the class of a class method.
         name: Name of the attribute.
         visited: What is not followed again.
+        place: Where the object is.
 
     Yields:
         Texts to be hashed.
@@ -413,20 +674,30 @@ def _attribute_texts(owner: object, name: str, visited: _Visited) -> Iterator[st
                 yield f"{base.__name__}.{name}={text}"
             if isinstance(member, str | PurePath):
                 visited.paths.append(member)
-            yield from _written_texts(member, base, name, visited)
+            where = f"{base.__module__}.{base.__qualname__}.{name}"
+            yield from _variable_texts(member, base, name, where, visited)
 
-    if name not in getattr(kind, "_PACKED_WITHOUT", ()):
-        value = getattr(owner, "__dict__", {}).get(name)
-        yield from _state_texts(value, name, visited)
+    if name in getattr(kind, "_PACKED_WITHOUT", ()) or isinstance(owner, type):
+        return
+    value = getattr(owner, "__dict__", {}).get(name)
+    if owner is visited.loads_for:
+        yield from _state_texts(value, name, visited, f"self.{name}")
+    elif value is not None and (id(owner), name) not in visited:
+        visited.add((id(owner), name))
+        where = f"{place or _place_of(kind)}.{name}"
+        visited.held.append(_Held(where, value, name=name, owner=owner))
 
 
-def _state_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
+def _state_texts(
+    value: object, name: str, visited: _Visited, place: str
+) -> Iterator[str]:
     """Follow an attribute's value and the classes of the objects that it holds.
 
     Args:
         value: The value.
         name: Name of the attribute.
         visited: What is not followed again.
+        place: Where it is.
 
     Yields:
         Texts to be hashed; none for what cannot be pickled, such as open files, and for
@@ -447,13 +718,19 @@ def _state_texts(value: object, name: str, visited: _Visited) -> Iterator[str]:
     writer = StateWriter()
     try:
         text = writer.write(value)
-    except OverflowError:
+    except (OverflowError, RecursionError):
         size = len(value) if isinstance(value, Sized) else 0
-        text = f"{type(value).__qualname__} of {size}"
+        type_name = type(value).__qualname__
+        text = f"{type_name} of {size}"
+        reason = f"{with_small_article(type_name)} that holds too much"
+        visited.unread[f"{place} ({reason})"] = None
+    for type_name in writer.unread:
+        visited.unread[f"{place} ({with_small_article(type_name)})"] = None
     if text is not None:
         yield f"self.{name}={text}"
         for kind in writer.classes:
-            yield from _value_texts(kind.__mro__, visited)
+            yield from _value_texts([kind], visited)
+        yield from _value_texts(writer.functions, visited)
 
 
 def _value_texts(
@@ -480,10 +757,20 @@ def _value_texts(
             yield from _value_texts(sorted(value, key=repr), visited, name)
         elif isinstance(value, functools.partial):
             yield from _code_texts(value, visited)
-        elif isinstance(value, type) and is_users_code(value):
-            yield from _class_texts(value, visited)
+        elif isinstance(value, type):
+            # A base of a user's class may be a library's, and one of a library's not.
+            for kind in filter(is_users_code, value.__mro__):
+                yield from _class_texts(kind, visited)
         elif is_users_code(value):
             yield from _code_texts(value, visited)
+
+
+def _bound_to(
+    cls: type, method: classmethod[Any, Any, Any] | staticmethod[Any, Any]
+) -> object:
+    """Give a method of a class as it is called."""
+    is_of_class = isinstance(method, classmethod)
+    return _as_method(method.__func__, cls) if is_of_class else method.__func__  # type: ignore[arg-type]
 
 
 def _class_texts(cls: type, visited: _Visited) -> Iterator[str]:
@@ -494,7 +781,13 @@ def _class_texts(cls: type, visited: _Visited) -> Iterator[str]:
     for name, member in sorted(vars(cls).items()):
         if isinstance(member, types.FunctionType):
             yield from _code_texts(member, visited)
+        elif isinstance(member, classmethod | staticmethod):
+            yield from _code_texts(_bound_to(cls, member), visited)
+        elif isinstance(member, property | functools.cached_property):
+            getter = getattr(member, "fget", None) or getattr(member, "func", None)
+            yield from _code_texts(getter, visited)
         elif not name.startswith("__"):
             if (text := constant_text(member)) is not None:
                 yield f"{name}={text}"
-            yield from _written_texts(member, cls, name, visited)
+            where = f"{cls.__module__}.{cls.__qualname__}.{name}"
+            yield from _variable_texts(member, cls, name, where, visited)

@@ -7,11 +7,13 @@ Nothing here is followed: whose values those are, and what they hold, is asked b
 from __future__ import annotations
 
 import ast
+import dis
+import functools
 import inspect
 import sys
 import textwrap
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,6 +121,19 @@ def names_used_in(code: types.CodeType) -> set[str]:
     return names
 
 
+def globals_read_in(code: types.CodeType) -> set[str]:
+    """Name the globals that a function and functions inside it read."""
+    names = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in {"LOAD_GLOBAL", "LOAD_NAME"}
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= globals_read_in(constant)
+    return names
+
+
 def strings_in(code: types.CodeType) -> list[str | PurePath]:
     """List the string literals of a function and of functions inside it."""
     strings: list[str | PurePath] = []
@@ -130,6 +145,13 @@ def strings_in(code: types.CodeType) -> list[str | PurePath]:
     return strings
 
 
+class Changed(NamedTuple):
+    """What code changes: a variable's value, or an attribute of it."""
+
+    variable: str
+    attribute: str | None
+
+
 _CHANGING_METHODS = frozenset(
     {"append", "add", "clear", "discard", "extend", "insert", "move_to_end", "pop"}
     | {"popitem", "remove", "setdefault", "sort", "update"}
@@ -137,29 +159,112 @@ _CHANGING_METHODS = frozenset(
 """Methods that change a container and may stand anywhere in an expression."""
 
 
-def names_changed_in(function: types.FunctionType) -> set[str]:
-    """Name the variables whose values a function's own code changes.
+def changes_in(function: types.FunctionType) -> set[Changed]:
+    """List what a function's own code changes of the values of its variables.
 
     Such a container is a cache that fills while samples are loaded, and its value says
     nothing of the samples.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return set()
+    node = _own_node(function)
     changed: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in _CHANGING_METHODS:
-            changed.append(node)
-        elif isinstance(node, ast.Subscript | ast.Attribute):
-            changed += [] if isinstance(node.ctx, ast.Load) else [node]
-    names = set()
+    for part in () if node is None else ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr in _CHANGING_METHODS:
+            changed.append(part.value)
+        elif isinstance(part, ast.Subscript):
+            changed += [] if isinstance(part.ctx, ast.Load) else [part.value]
+        elif isinstance(part, ast.Attribute):
+            changed += [] if isinstance(part.ctx, ast.Load) else [part]
+    changes = set()
     for target in changed:
+        attribute = None
         while isinstance(target, ast.Subscript | ast.Attribute):
+            attribute = target.attr if isinstance(target, ast.Attribute) else None
             target = target.value
         if isinstance(target, ast.Name):
-            names.add(target.id)
-    return names
+            changes.add(Changed(target.id, attribute))
+    return changes
+
+
+class Uses(NamedTuple):
+    """How a function's own code uses variables."""
+
+    attributes: dict[str, frozenset[str]]
+    """The attributes that it reads of each, where it reads nothing else: a function
+    with ``args.root`` does not depend on ``args.epochs``."""
+    whole: frozenset[str]
+    """Variables that it uses otherwise: what it calls may read all that they hold."""
+
+
+def uses_in(function: types.FunctionType) -> Uses:
+    """Say how a function's own code uses variables; no uses where it has no source."""
+    node = _own_node(function)
+    attributes: dict[str, set[str]] = {}
+    whole = set()
+    for parent in () if node is None else ast.walk(node):
+        for child in ast.iter_child_nodes(parent):
+            if not isinstance(child, ast.Name):
+                continue
+            if isinstance(parent, ast.Attribute) and parent.attr != "__dict__":
+                attributes.setdefault(child.id, set()).add(parent.attr)
+            elif not _asks_for_type(parent):
+                whole.add(child.id)
+    only_attributes = {
+        name: frozenset(read) for name, read in attributes.items() if name not in whole
+    }
+    return Uses(only_attributes, frozenset(whole))
+
+
+_TYPE_QUESTIONS = frozenset({"type", "isinstance", "super", "id", "hasattr"})
+
+
+def _asks_for_type(parent: ast.AST) -> bool:
+    """Tell whether a node is a call that asks what an object is, not what it holds."""
+    return (
+        isinstance(parent, ast.Call)
+        and isinstance(parent.func, ast.Name)
+        and parent.func.id in _TYPE_QUESTIONS
+    )
+
+
+def _own_node(function: types.FunctionType) -> ast.AST | None:
+    """Find a function in its source; None where there is no source.
+
+    Of several lambdas on a line it is the innermost that has all that the lambda's
+    bytecode was made of.  Python 3.10 does not tell that: there it is the whole line.
+    """
+    return _node_of_code(function.__code__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _node_of_code(code: types.CodeType) -> ast.AST | None:
+    try:
+        source = inspect.getsource(code)
+        dedented = textwrap.dedent(source)
+        tree = ast.parse(dedented)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if code.co_name != "<lambda>" or not hasattr(code, "co_positions"):
+        return tree
+    # Positions in the file's lines, from 0 where the source was cut out.
+    indent = len(source.splitlines()[0]) - len(dedented.splitlines()[0])
+    first = code.co_firstlineno - 1
+    places = [
+        (line - first, column - indent)
+        for line, _, column, _ in code.co_positions()
+        # What Python adds at the start of a function has column 0, or none.
+        if line is not None and column
+    ]
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Lambda)
+        and all((node.body.lineno, node.body.col_offset) <= place for place in places)
+        and all(
+            place <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+            for place in places
+        )
+    ]
+    return found[-1] if found else tree
 
 
 def values_bound_to(function: types.FunctionType) -> Iterator[tuple[str, object]]:

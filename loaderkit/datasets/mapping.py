@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import xxhash
 
-from loaderkit.arguments import check_function_of_samples, check_names, check_truth
+from loaderkit.arguments import (
+    check_function_of_samples,
+    check_names,
+    check_truth,
+    refuse_value,
+)
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
-from loaderkit.datasets.fingerprint import fingerprint_value
+from loaderkit.datasets.fingerprint import CodeRead, note_values_left, read_value
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.packing import PackOutcome, pack_source
 from loaderkit.datasets.sources import KeyedSource
@@ -49,26 +55,37 @@ def map_samples(
     remove_columns: str | Collection[str] | None,
     cache: str | os.PathLike[str] | None,
     workers: int | None,
+    overwrite: bool,
+    version: object,
     others: Mapping[str, Any],
 ) -> MappedCache:
     """Pack what a function makes of the samples; see ``SafeDataset.map``."""
     known = ("function", "with_indices", "remove_columns", "cache", "workers")
-    refuse_options("map", others, known)
+    refuse_options("map", others, (*known, "overwrite", "version"))
+    if not isinstance(version, str | int):
+        name = "version"
+        raise refuse_value(name, version, "a text or a number", 2)
     check_truth("with_indices", with_indices)
     check_function_of_samples(function, with_indices=with_indices)
     if isinstance(remove_columns, str):
         remove_columns = [remove_columns]
     removed = check_names("remove_columns", remove_columns or ())
+    packing = PackOptions(workers=workers, overwrite=overwrite)
     make = functools.partial(
-        _MappedSamples, source, function, with_indices=with_indices, removed=removed
+        _MappedSamples,
+        source,
+        function,
+        with_indices=with_indices,
+        removed=removed,
+        version=str(version),
     )
     path = _default_path(source, make()) if cache is None else cache
-    mapped = make(cache=path, packing=PackOptions(workers=workers))
+    mapped = make(cache=path, packing=packing)
     try:
         return mapped.open_or_pack()
     except StaleCacheError as error:
         message = f"{path} is a cache of other samples, or of another function's."
-        fix = f'map(function, cache="another folder"), or delete {path}'
+        fix = f"map(function, cache={str(path)!r}, overwrite=True), or another folder"
         raise StaleCacheError(message, why=error.what, fix=fix) from None
 
 
@@ -77,7 +94,8 @@ class _MappedSamples(BaseDataset[Any]):
 
     # What they do is in the version.
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = BaseDataset._PACKED_WITHOUT | {
-        *("source", "function", "with_indices", "removed", "version")
+        *("source", "function", "with_indices", "removed", "version", "code"),
+        "is_packed_now",
     }
 
     def __init__(
@@ -87,6 +105,7 @@ class _MappedSamples(BaseDataset[Any]):
         *,
         with_indices: bool,
         removed: tuple[str, ...],
+        version: str,
         cache: str | os.PathLike[str] | None = None,
         packing: PackOptions | None = None,
     ) -> None:
@@ -96,9 +115,13 @@ class _MappedSamples(BaseDataset[Any]):
         self.function = function
         self.with_indices = with_indices
         self.removed = removed
+        self.code = self._read_code()
+        self.is_packed_now = False
         # Which makes a cache stale when one of them changes.
-        made_from = [source.identity(), with_indices, removed]
-        made_from += map(fingerprint_value, (function, source.transform))
+        made_from: list[object] = [source.identity(), with_indices, removed]
+        made_from += [code.xxh3 for code in self.code]
+        if version:
+            made_from.append(version)
         self.version = xxhash.xxh3_64_hexdigest(repr(made_from).encode())
 
     def keys(self) -> range:
@@ -122,12 +145,27 @@ class _MappedSamples(BaseDataset[Any]):
             k: v for k, v in fields.items() if k in returned or k not in self.removed
         }
 
+    def _read_code(self) -> tuple[CodeRead, CodeRead]:
+        """Read the code of the function, and of the transform in front of it."""
+        return read_value(self.function), read_value(self.source.transform)
+
     def _pack_samples(self) -> PackOutcome:
-        return pack_source(_KeyedLikeSource(self), self._cache_location, self.packing)
+        self.is_packed_now = True
+        source = _KeyedLikeSource(self)
+        outcome = pack_source(source, self._cache_location, self.packing)
+        for found, left in zip(self.code, self._read_code(), strict=True):
+            note_values_left(found, left)
+        return outcome
 
     def open_or_pack(self) -> MappedCache:
         """Give the cache of the new samples, packed now unless it was before."""
         opened = self._open_cache()
+        unread = [place for code in self.code for place in code.unread]
+        if unread and not self.is_packed_now:
+            text = f"map opened {self.cache}, which it packed before, and cannot tell "
+            text += f"whether {unread[0]} has changed since. If it has: map(..., "
+            text += "overwrite=True) packs again, and version=2 packs another cache."
+            warnings.warn(text, UserWarning, stacklevel=4)
         names = sorted(opened.structure.class_names())
         return MappedCache(
             opened,

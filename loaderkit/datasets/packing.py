@@ -57,6 +57,7 @@ from loaderkit.datasets.packing_team import PackingTeam
 from loaderkit.datasets.packing_workers import LocalEngine
 from loaderkit.datasets.shard_filling import learn_trees
 from loaderkit.datasets.shard_plan import BLOCK_BYTES
+from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import CacheError, DatasetError
@@ -271,6 +272,8 @@ def _pack_within(
     else:
         run = PackingRun(job, team, build, options)
     structure = run.pack(fingerprint)
+    if isinstance(source, KeyedSource):
+        source.note_values_left()
     if isinstance(run, StreamRun):
         fingerprint = {**fingerprint, "count": run.sample_count}
     if isinstance(engine, LocalEngine):

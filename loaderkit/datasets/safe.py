@@ -69,13 +69,18 @@ class SafeDataset(BaseDataset[T]):
         remove_columns: str | Collection[str] | None = None,
         cache: str | os.PathLike[str] | None = None,
         workers: int | None = None,
+        overwrite: bool = False,
+        version: str | int = "",
         **others: Any,
     ) -> Any:
         """Make new samples of these, and pack them into a cache of their own.
 
         What was packed of the same samples by the same code is opened, and the
-        function not called again.  To call one each time a sample is read, use
-        ``transform=`` instead.
+        function not called again.  The values that the code reads count: of its
+        globals, closure, defaults and ``self``, with weights of models.  What cannot be
+        known (an environment variable, a file that C code reads, the time) is yours to
+        tell, by ``version`` or ``overwrite``.  To call a function each time a sample is
+        read, use ``transform=`` instead.
 
         Args:
             function: Called with a sample, which it may change; returns the new one.
@@ -86,6 +91,8 @@ class SafeDataset(BaseDataset[T]):
             cache: The new cache's folder; beside this one, under a name that follows
                 from the function, if None.
             workers: Processes that call the function; as for ``pack``.
+            overwrite: Pack again though there is such a cache; as for ``pack``.
+            version: Yours; another one packs another cache.
             others: None; arguments of Hugging Face's method are refused by name.
 
         Returns:
@@ -102,6 +109,8 @@ class SafeDataset(BaseDataset[T]):
             remove_columns=remove_columns,
             cache=cache,
             workers=workers,
+            overwrite=overwrite,
+            version=version,
             others=others,
         )
         # Graphs are joined as PyG joins them.

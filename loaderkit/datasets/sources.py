@@ -37,9 +37,10 @@ from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
-    CodeOfLoad,
+    CodeRead,
     Fingerprint,
     fingerprint_of,
+    note_values_left,
     read_code,
 )
 from loaderkit.datasets.key_texts import key_text
@@ -409,9 +410,15 @@ class KeyedSource:
         return self._code_of_load.fingerprint(self._keys, version=version)
 
     @functools.cached_property
-    def _code_of_load(self) -> CodeOfLoad:
+    def _code_of_load(self) -> CodeRead:
         """The code of ``load``: read once, since graphs on ``self`` take seconds."""
         return read_code(self._dataset.load)
+
+    def note_values_left(self) -> None:
+        """Look at the values that the code reads again: loading may change some."""
+        found = self._code_of_load
+        if found.values:
+            note_values_left(found, read_code(self._dataset.load))
 
     def root(self) -> Path | None:
         """Look at the dataset's ``raw``."""

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import copyreg
 import enum
+import io
 import random
+import socket
+import threading
 import types
+import weakref
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +25,7 @@ from loaderkit.library_files import is_users_code
 from loaderkit.nests import tensor_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -29,6 +33,19 @@ _CONSTANTS = (int, float, complex, str, bytes, bool, type(None))
 _USUAL_CONSTANTS = frozenset(_CONSTANTS)
 _USUAL_CONTENT = frozenset({list, dict, set, torch.Tensor, np.ndarray})
 """What is known to be no constant by its type alone."""
+_NUMBERS = frozenset({int, float, bool})
+_SAYS_NOTHING = (
+    io.IOBase,
+    socket.socket,
+    types.GeneratorType,
+    types.FrameType,
+    types.TracebackType,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    weakref.ref,
+)
+"""What cannot be pickled, and holds nothing that samples are made of: raw files have
+times of their own."""
 _RANDOM_GENERATORS = (
     random.Random,
     np.random.Generator,
@@ -36,16 +53,17 @@ _RANDOM_GENERATORS = (
     torch.Generator,
 )
 """Left out: their states differ from process to process."""
-_MAX_DEPTH = 20
-"""Levels of nesting of an attribute's value that are followed.  Chosen."""
-_MAX_ITEMS = 100_000
-"""Of a longer container on ``self`` only the length is hashed.  Chosen."""
+_MAX_DEPTH = 100
+"""Levels of nesting of a value that are followed.  Chosen: a transformer's layers are
+35 levels deep, each takes four of Python's frames, and there are 1,000."""
+_MAX_ITEMS_OF_TEXT = 100_000
+"""Of a longer container the hash of its items is written, and not the items: part of
+what a fingerprint is."""
 _MAX_NESTED_ITEMS = 500_000
-"""If an attribute holds more items, in containers in containers, only its length is
-hashed.  Measured: a million items take 10 s."""
-_MAX_HASHED_BYTES = 256 << 20
-"""Of a larger array on ``self`` only dtype and shape are hashed.  Chosen: 256 MiB take
-some 0.1 s."""
+"""If a value holds more items that are no constants, in containers in containers, it is
+not read.  Measured: a million items take 10 s."""
+_MAX_MAPPED_BYTES = 256 << 20
+"""Of a larger array that is mapped from a file, that file counts, and is not read."""
 
 
 def is_absolute_path(text: str) -> bool:
@@ -95,6 +113,10 @@ class StateWriter:
         too.  A dict serves as an ordered set."""
         self._texts: dict[int, str | None] = {}
         """Text of each object, by its id."""
+        self.functions: list[Any] = []
+        """Functions and classes that were met: the code of these makes samples too."""
+        self.unread: dict[str, None] = {}
+        """Types of what cannot be read, in order."""
         self._num_items = 0
         self._written_objects: list[object] = []
         """Keeps objects that ``__reduce__`` made alive, so that no later object gets
@@ -112,7 +134,7 @@ class StateWriter:
             generator.
 
         Raises:
-            OverflowError: It holds more than _MAX_NESTED_ITEMS items.
+            OverflowError: It holds too many items, or is too deep.
         """
         if value is None:
             return "None" if depth else None
@@ -130,7 +152,7 @@ class StateWriter:
             if kind is not tuple and isinstance(value, _RANDOM_GENERATORS):
                 return None
         if depth > _MAX_DEPTH:
-            return None
+            raise OverflowError
         if id(value) not in self._texts:
             self._written_objects.append(value)
             # Read if the object is met again inside of itself.
@@ -141,7 +163,16 @@ class StateWriter:
     def _write_once(self, value: Any, depth: int) -> str | None:
         name = type(value).__qualname__
         if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+            self.functions.append(value)
             return f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, types.MethodType):
+            self.functions.append(value)
+            return (
+                f"{value.__func__.__qualname__} of {self.write(value.__self__, depth)}"
+            )
+        if isinstance(value, torch.nn.Module) and "_orig_mod" in value._modules:
+            # What torch.compile made cannot be pickled; it computes the same.
+            return self.write(value._modules["_orig_mod"], depth)
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             return _array_text(value)
         if isinstance(value, np.ndarray):
@@ -154,7 +185,7 @@ class StateWriter:
         if type(value) in {set, frozenset}:
             return self._container_text(name, value, depth, ordered=False)
         if type(value) in {dict, types.MappingProxyType}:
-            return self._container_text(name, value.items(), depth, ordered=False)
+            return self._dict_text(name, value, depth)
         return self._object_text(value, depth)
 
     def _object_text(self, value: object, depth: int) -> str | None:
@@ -165,7 +196,12 @@ class StateWriter:
         """
         self.classes[type(value)] = None
         text = self._pickled_text(value, depth)
-        if text is not None or not is_users_code(type(value)):
+        if text is None and not is_users_code(type(value)):
+            if not isinstance(value, _SAYS_NOTHING):
+                kind = type(value)
+                self.unread[f"{kind.__module__}.{kind.__qualname__}"] = None
+            return None
+        if text is not None:
             return text
 
         texts = []
@@ -197,22 +233,46 @@ class StateWriter:
             name: Name of its class.
             items: What is in it; of a dict, pairs.
             depth: Containers around the items.
-            ordered: False for sets and dicts: equal ones may differ in their order.
+            ordered: False for sets: equal ones may differ in their order.
         """
-        if len(items) > _MAX_ITEMS:
-            return f"{name} of {len(items)}"
-        self._num_items += len(items)
-        if self._num_items > _MAX_NESTED_ITEMS:
-            raise OverflowError
+        texts = self._texts_of(items, depth)
+        known = [text for text in texts if text is not None]
+        if len(known) < len(texts):
+            return None
+        return _joined(name, known if ordered else sorted(known))
+
+    def _dict_text(self, name: str, value: Mapping[Any, Any], depth: int) -> str | None:
+        """Convert a dict to text, without the items that have none, such as locks.
+
+        Equal dicts may differ in their order.
+        """
         texts = []
-        for item in items:
-            text = self.write(item, depth)
-            if text is None:
-                return None
-            texts.append(text)
-        if not ordered:
-            texts.sort()
-        return f"{name}({','.join(texts)})"
+        for pair in value.items():
+            text = constant_text(pair)
+            texts.append(self.write(pair, depth) if text is None else text)
+        pairs = [text for text in texts if text is not None]
+        if value and not pairs:
+            return None
+        return _joined(name, sorted(pairs))
+
+    def _texts_of(self, items: Collection[Any], depth: int) -> list[str | None]:
+        """Convert items to texts; None for those that have none."""
+        if _NUMBERS.issuperset(map(type, items)):
+            return list(map(repr, items))  # a million in 0.1 s, not in 2
+        if set(map(type, items)) != {str}:
+            self._num_items += len(items)
+            if self._num_items > _MAX_NESTED_ITEMS:
+                raise OverflowError
+        return [self.write(item, depth) for item in items]
+
+
+def _joined(name: str, texts: list[str]) -> str:
+    """Join the texts of items to that of their container."""
+    joined = ",".join(texts)
+    if len(texts) > _MAX_ITEMS_OF_TEXT:
+        digest = xxhash.xxh3_128_hexdigest(joined.encode("utf-8", "backslashreplace"))
+        return f"{name} of {len(texts)}: {digest}"
+    return f"{name}({joined})"
 
 
 def _list_of_items(items: Iterator[object] | None) -> list[object] | None:
@@ -226,7 +286,7 @@ def _array_text(value: torch.Tensor | NDArray[Any]) -> str | None:
     no numbers.
     """
     signature = f"{value.dtype}{tuple(value.shape)}"
-    if value.nbytes > _MAX_HASHED_BYTES:
+    if isinstance(value, np.memmap) and value.nbytes > _MAX_MAPPED_BYTES:
         return signature
     if isinstance(value, torch.Tensor):
         if value.device.type == "meta":

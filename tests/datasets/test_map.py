@@ -1,0 +1,174 @@
+"""``map``: when it packs again, when it opens what it packed, and what it says."""
+
+import re
+import sqlite3
+import subprocess
+import sys
+
+import datasets
+import pytest
+import torch
+
+import loaderkit
+from loaderkit.errors import DatasetError, OptionError
+
+
+@pytest.fixture
+def rows(tmp_path):
+    samples = [{"x": torch.ones(row + 1), "row": row} for row in range(3)]
+    return loaderkit.pack(samples, tmp_path / "rows.lk", workers=0)
+
+
+CALLS = []
+SCALES = {"by": 1}
+MODEL = torch.nn.Linear(1, 1)
+CONNECTION = sqlite3.connect(":memory:")
+
+
+def scaled(sample):
+    CALLS.append(sample["row"])
+    return {"row": sample["row"] * SCALES["by"]}
+
+
+def modelled(sample):
+    return {"y": MODEL(sample["x"][:1]).detach()}
+
+
+def connected(sample):
+    [[number]] = CONNECTION.execute("select 3")
+    return {"row": sample["row"] * number}
+
+
+def numbers(dataset):
+    return [dataset[row]["row"] for row in range(len(dataset))]
+
+
+@pytest.fixture(autouse=True)
+def fresh_values():
+    CALLS.clear()
+    SCALES["by"] = 1
+    torch.nn.init.constant_(MODEL.weight, 0.0)
+    torch.nn.init.constant_(MODEL.bias, 1.0)
+
+
+def test_a_global_that_changed_is_packed_again_as_in_hugging_face(rows):
+    theirs = datasets.Dataset.from_dict({"row": [0, 1, 2]})
+    results = []
+    for by in (1, 5, 1):
+        SCALES["by"] = by
+        ours = numbers(rows.map(scaled, workers=0))
+        assert ours == theirs.map(scaled)["row"][:]
+        results.append(ours)
+
+    assert results == [[0, 1, 2], [0, 5, 10], [0, 1, 2]]
+
+
+def test_weights_of_a_global_model_that_changed_are_packed_again(rows):
+    assert rows.map(modelled, workers=0)[0]["y"] == 1
+    torch.nn.init.constant_(MODEL.bias, 9.0)
+
+    assert rows.map(modelled, workers=0)[0]["y"] == 9
+
+
+def test_what_a_function_remembers_itself_is_not_packed_again(rows):
+    """``CALLS`` grows with each call; after packing it counts as before."""
+    first = rows.map(scaled, workers=0)
+    called = len(CALLS)
+
+    assert rows.map(scaled, workers=0).cache == first.cache
+    assert len(CALLS) == called
+    CALLS.append("changed by somebody else")
+    assert rows.map(scaled, workers=0).cache != first.cache
+
+
+def test_overwrite_and_version_pack_again(rows):
+    first = rows.map(scaled, workers=0)
+
+    calls_of_packing = len(CALLS)
+
+    again = rows.map(scaled, workers=0, overwrite=True)
+    other = rows.map(scaled, workers=0, version=2)
+    opened = rows.map(scaled, workers=0, version=2)
+
+    assert len(CALLS) == 3 * calls_of_packing
+    assert again.cache == first.cache
+    assert other.cache == opened.cache != first.cache
+
+
+@pytest.mark.parametrize("version", [None, 1.5, [1]])
+def test_a_version_is_a_text_or_a_number(rows, version):
+    with pytest.raises(OptionError, match="version must be a text or a number"):
+        rows.map(scaled, version=version)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fix"), [(False, "overwrite=True"), (True, "drop it")]
+)
+def test_the_name_of_hugging_face_is_answered_with_ours(rows, asked, fix):
+    with pytest.raises(OptionError) as refusal:
+        rows.map(scaled, load_from_cache_file=asked)
+    assert refusal.value.fix == fix
+
+    rows.map(scaled, workers=0)
+    calls_of_packing = len(CALLS)
+    options = {} if fix == "drop it" else {"overwrite": True}
+    rows.map(scaled, workers=0, **options)
+    assert len(CALLS) == calls_of_packing * (2 if options else 1)
+
+
+def test_a_cache_of_another_function_in_the_folder_is_replaced_as_the_fix_says(
+    rows, tmp_path
+):
+    rows.map(scaled, cache=tmp_path / "m.lk", workers=0)
+    SCALES["by"] = 2
+
+    with pytest.raises(loaderkit.errors.StaleCacheError) as refusal:
+        rows.map(scaled, cache=tmp_path / "m.lk", workers=0)
+    code = re.match(r"map\(function, (.*)\)", refusal.value.fix).group(1)
+
+    mapped = eval(f"rows.map(scaled, {code})")
+    assert numbers(mapped) == [0, 2, 4]
+
+
+def test_what_cannot_be_known_is_said_where_an_old_cache_is_opened(rows):
+    first = rows.map(connected, workers=0)  # packed now: nothing to say
+
+    with pytest.warns(UserWarning, match=r"CONNECTION \(an? sqlite3.Connection\)"):
+        assert rows.map(connected, workers=0).cache == first.cache
+    rows.map(connected, workers=0, overwrite=True)
+
+
+def test_a_function_that_returns_none_is_refused(rows):
+    """Hugging Face keeps the samples then, as they were: ours are copies."""
+    with pytest.raises(DatasetError, match="returned None for sample 0"):
+        rows.map(lambda sample: None, workers=0)
+
+
+REMEMBERING = """
+import sys
+import loaderkit
+class Tokenizer:
+    def encode(self, text):
+        self.last = text
+        return len(text)
+TOKENIZER = Tokenizer()
+def encode(text): return whole(TOKENIZER, text)
+def whole(tokenizer, text): return tokenizer.encode(text)
+class Texts(loaderkit.SafeDataset):
+    def keys(self): return ["a", "bb"]
+    def load(self, key): return {"n": encode(key)}
+packing = loaderkit.datasets.pack_options.PackOptions(workers=0)
+first = Texts(cache="first.lk", packing=packing)
+print(first[1])
+second = Texts(cache="second.lk", packing=packing)
+print(second[1], second.map(lambda s: {"n": encode("x" * s["n"])}).cache.name)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_packs_twice_with_what_remembers_runs_twice(tmp_path):
+    (tmp_path / "program.py").write_text(REMEMBERING)
+    command = [sys.executable, "program.py"]
+    runs = [subprocess.check_output(command, cwd=tmp_path, text=True) for _ in range(2)]
+
+    assert runs[0] == runs[1]
