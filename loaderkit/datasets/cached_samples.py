@@ -16,6 +16,7 @@ from loaderkit.cache.download_ahead import StoredRows
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.store import Store
 from loaderkit.cache.stored_arrays import StoredArrays, stored_arrays
+from loaderkit.datasets.encode import none_for_a_sample
 from loaderkit.datasets.freshness import check_fresh
 from loaderkit.datasets.key_texts import key_in_code
 from loaderkit.datasets.opened import OpenedCache
@@ -253,10 +254,15 @@ class CachedSamples(Generic[T]):
     def _pack_samples(self) -> PackOutcome:
         source = KeyedSource(self)
         refuse_empty(source, self)
+        source.refuse_doubled_keys()
         return pack_source(source, self._cache_location, self.packing)
 
     def _load_checked(self, key: Any) -> Any:
-        return self.load(key)
+        sample = self.load(key)
+        if sample is None:
+            name = type(self).__name__
+            raise none_for_a_sample(f"{name}.load({key_in_code(key)}) returned None.")
+        return sample
 
     def _list_keys(self) -> list[Any]:
         if self._loaderkit.keys is None:

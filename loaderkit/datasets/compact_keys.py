@@ -15,9 +15,12 @@ import numpy as np
 from loaderkit.datasets.plain import encode_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
+
+_READ_TOGETHER = 1 << 16
+"""Ends of texts that are Python's integers at once.  Chosen: 2 MB of them."""
 
 
 def compact_keys(keys: Iterable[Any]) -> Sequence[Any]:
@@ -43,18 +46,24 @@ def compact_keys(keys: Iterable[Any]) -> Sequence[Any]:
     as_list = list(keys)
     kinds = set(map(type, as_list))
     if kinds == {str}:
-        return _Texts(as_list)
+        return Texts(as_list)
     if kinds == {int} and all(-(1 << 63) <= key < 1 << 63 for key in as_list):
-        return _Integers(np.array(as_list, np.int64))
+        return Integers(np.array(as_list, np.int64))
     return as_list
 
 
-class _Integers(Sequence[int]):
+class Integers(Sequence[int]):
+    """Integers of up to 64 bits.
+
+    Args:
+        values: They ``[n]``.
+    """
+
     def __init__(self, values: NDArray[np.int64]) -> None:
-        self._values = values
+        self.values = values
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     @overload
     def __getitem__(self, row: int) -> int: ...
@@ -62,11 +71,11 @@ class _Integers(Sequence[int]):
     def __getitem__(self, row: slice) -> Sequence[int]: ...
     def __getitem__(self, row: int | slice) -> int | Sequence[int]:
         if isinstance(row, slice):
-            return _Integers(self._values[row])
-        return int(self._values[row])
+            return Integers(self.values[row])
+        return int(self.values[row])
 
 
-class _Texts(Sequence[str]):
+class Texts(Sequence[str]):
     """Texts end to end.
 
     Args:
@@ -78,6 +87,14 @@ class _Texts(Sequence[str]):
         encoded = list(map(encode_text, texts))
         self._content = b"".join(encoded)
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+    def encoded(self) -> Iterator[memoryview]:
+        """Give each as a column keeps it."""
+        content, start = memoryview(self._content), 0
+        for first in range(1, len(self._ends), _READ_TOGETHER):
+            for stop in self._ends[first : first + _READ_TOGETHER].tolist():
+                yield content[start:stop]
+                start = stop
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -78,11 +78,26 @@ def encode(sample: object) -> Encoding:
         How it is built, and its values.
 
     Raises:
-        DatasetError: It holds something that a cache cannot, named by its path.
+        DatasetError: It is None, or holds something that a cache cannot, named by its
+            path.
     """
+    if sample is None:
+        raise none_for_a_sample("The sample is None.")
     encoder = Encoder()
     tree = encoder.graph(sample) if is_pyg_data(sample) else encoder.node("", sample)
     return Encoding(tree, encoder.values)
+
+
+def none_for_a_sample(message: str) -> DatasetError:
+    """Make the error for None in the place of a sample.
+
+    Args:
+        message: What gave it.
+    """
+    why = "a function without return gives None, and no batch can be made of it"
+    fix = "return the sample; leave out the keys of those that are not there; or return "
+    fix += '{"value": None} where None is what is known'
+    return DatasetError(message, why=why, fix=fix)
 
 
 class _Join(NamedTuple):

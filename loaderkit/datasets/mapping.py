@@ -136,8 +136,10 @@ class _MappedSamples(BaseDataset[Any]):
         )
         if returned is None:
             message = f"The function returned None for sample {row}."
+            why = "map packs what it returns; Hugging Face's would keep the sample as it "
+            why += "was before the call"
             fix = "return sample at the end of the function"
-            raise DatasetError(message, why="map packs what it returns", fix=fix)
+            raise DatasetError(message, why=why, fix=fix)
         if not isinstance(sample, Mapping) or not isinstance(returned, Mapping):
             return returned
         fields = {**sample, **returned}

@@ -43,7 +43,8 @@ from loaderkit.datasets.fingerprint import (
     note_values_left,
     read_code,
 )
-from loaderkit.datasets.key_texts import key_text
+from loaderkit.datasets.key_index import first_doubled
+from loaderkit.datasets.key_texts import key_in_code, key_text
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
@@ -132,6 +133,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
         raise _cannot_pack_error(source, *_advice_on_mapping(source))
     elif _makes_by_load(source):
         packable = KeyedSource(cast("KeyedSamples", source))
+        packable.refuse_doubled_keys()
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         return _as_iterable(source)
     elif not hasattr(source, "__len__"):
@@ -397,6 +399,30 @@ class KeyedSource:
     def key(self, row: int) -> str:
         """Name the sample as ``keys()`` does."""
         return key_text(self._keys[row])
+
+    def refuse_doubled_keys(self) -> None:
+        """Refuse to pack two samples of one key: ``row_of`` finds one of them.
+
+        Raises:
+            DatasetError: There are some; it names the first.
+        """
+        doubled = first_doubled(self._keys)
+        if doubled is None:
+            return
+        name = type(self._dataset).__name__
+        key, other = self._keys[doubled.first], self._keys[doubled.second]
+        shown = key_in_code(other)
+        message = f"{name}.keys() gives {shown} twice: in rows {doubled.first:,} and "
+        message += f"{doubled.second:,}."
+        why = "a key names one sample, and load() would make it twice"
+        fix = "return list(dict.fromkeys(keys)); dataset[rows] may have a row twice"
+        if key_in_code(key) != shown:
+            message = f"{name}.keys() gives {key_in_code(key)} in row {doubled.first:,} "
+            message += f"and {shown} in row {doubled.second:,}."
+            why = "a cache has the names of keys, and both are called "
+            why += show_value(key_text(key))
+            fix = "return list(map(str, keys)), or other names"
+        raise DatasetError(message, why=why, fix=fix)
 
     def read(self, row: int) -> Any:
         """Call ``load``."""

@@ -1,0 +1,124 @@
+"""Keys that come twice, and None in the place of a sample, are refused when packing."""
+
+from pathlib import PurePath
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import loaderkit
+from loaderkit.datasets.compact_keys import compact_keys
+from loaderkit.datasets.key_index import first_doubled
+from loaderkit.errors import DatasetError
+
+KEYS = st.one_of(
+    st.lists(st.integers(-3, 3)),
+    st.lists(st.integers()),
+    st.lists(st.text(max_size=2)),
+    st.lists(st.tuples(st.integers(0, 2), st.text(max_size=1))),
+    st.lists(st.integers(-3, 3)).map(lambda keys: np.array(keys, np.int8)),
+    st.lists(st.text("ab", max_size=2)).map(lambda keys: list(map(PurePath, keys))),
+    st.lists(st.floats(allow_nan=False)),
+)
+
+
+@given(KEYS)
+def test_the_first_key_that_comes_twice_is_found_as_pandas_finds_it(keys):
+    texts = pd.Series([repr(key) for key in keys], dtype=object)
+    rows = np.flatnonzero(texts.duplicated())
+
+    found = first_doubled(compact_keys(keys))
+
+    assert (found is not None) == bool(len(rows))
+    if found is not None:
+        assert found.second == rows[0]
+        assert found.first == np.flatnonzero(texts == texts[rows[0]])[0]
+
+
+class Named(loaderkit.SafeDataset):
+    def __init__(self, names, *, without=None, **options):
+        super().__init__(**options)
+        self.names, self.without = names, without
+
+    def keys(self):
+        return self.names
+
+    def load(self, key):
+        if key != self.without:
+            return {"key": str(key)}
+
+
+def test_a_key_that_comes_twice_is_told_with_its_rows(tmp_path):
+    for pack in (lambda d: loaderkit.pack(d, tmp_path / "other.lk"), len):
+        with pytest.raises(DatasetError, match=r"'a' twice: in rows 0 and 2") as error:
+            pack(Named(["a", "b", "a"], cache=tmp_path / "c.lk"))
+    names = eval(
+        error.value.fix.split(";")[0].removeprefix("return "),
+        {"keys": ["a", "b", "a"]},
+    )
+
+    dataset = Named(names, cache=tmp_path / "c.lk")
+    assert [dataset.row_of(name) for name in names] == [0, 1]
+    # Rows may be chosen twice, of a cache too.
+    twice = loaderkit.pack(dataset[[0, 1, 0]], tmp_path / "twice.lk")
+    assert twice.all_rows_of("a") == [0, 2]
+
+
+def test_keys_of_one_name_are_told(tmp_path):
+    with pytest.raises(DatasetError, match=r"gives 1 in row 0 and '1' in row 1"):
+        len(Named([1, "1"], cache=tmp_path / "c.lk"))
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return None if row == 1 else {"row": row}
+
+
+def generated():
+    yield {"row": 0}
+    yield None
+
+
+def saved(folder):
+    folder.mkdir()
+    for row, sample in enumerate([{"row": 0}, None]):
+        torch.save(sample, folder / f"{row}.pt")
+    return folder
+
+
+SOURCES = {
+    "load": (lambda _: Named(["a", "b"], without="b"), "'b'"),
+    "a list": (lambda _: [{"row": 0}, None], "'1'"),
+    "Nones alone": (lambda _: [None] * 3, "'0'"),
+    "a dataset of torch's": (lambda _: Rows(), "'1'"),
+    "a generator": (lambda _: generated(), "1"),
+    "a folder": (lambda folder: saved(folder / "pt"), "'1.pt'"),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_none_is_no_sample(source, tmp_path):
+    make, key = SOURCES[source]
+
+    with pytest.raises(DatasetError, match="None") as error:
+        loaderkit.pack(make(tmp_path), tmp_path / "c.lk", workers=0)
+
+    assert key in error.value.what
+    assert "return the sample" in error.value.fix
+
+
+def test_none_is_no_sample_of_a_dataset_without_a_cache():
+    with pytest.raises(DatasetError, match=r"Named.load\('b'\) returned None"):
+        Named(["a", "b"], without="b")[1]
+
+
+def test_none_is_kept_as_the_fix_says(tmp_path):
+    packed = loaderkit.pack([{"value": None}] * 2, tmp_path / "c.lk", workers=0)
+
+    assert packed[1] == {"value": None}
