@@ -182,3 +182,56 @@ def _fields_of_graph(graph: Any, exclude_keys: frozenset[str]) -> set[tuple[Any,
 
 def _key_in_code(keys: AbstractSet[Any]) -> str:
     return f"[{min(keys, key=repr)!r}]"
+
+
+class NoneBeside(NamedTuple):
+    """A field that is None in one sample of a batch, and something in another."""
+
+    field: str
+    """As code writes it, such as "['meta']['label']"; empty for whole samples."""
+    none_in: int
+    """The first sample in which it is None, by its place in the batch."""
+    beside: int
+    """The first in which it is not."""
+    value: Any
+    """What it is there."""
+
+
+def find_none(samples: Sequence[Any], field: str = "") -> NoneBeside | None:
+    """Find a field that is None in some samples of a batch, and not in all.
+
+    Args:
+        samples: Those of a batch: nests of mappings, lists, tuples and others.
+        field: What leads to them, as code writes it.
+
+    Returns:
+        The first that stands beside what is joined; one beside numbers or texts, which
+        make a list, where there is no other.
+
+    >>> find_none([{"x": 1, "y": {"z": [2]}}, {"x": 1, "y": {"z": None}}])[:3]
+    ("['y']['z']", 1, 0)
+    """
+    nones = [place for place, sample in enumerate(samples) if sample is None]
+    others = [place for place, sample in enumerate(samples) if sample is not None]
+    if not others:
+        return None
+    first = samples[others[0]]
+    if nones:
+        return NoneBeside(field, nones[0], others[0], first)
+    found = []
+    if isinstance(first, Mapping) and all(isinstance(s, Mapping) for s in samples):
+        shared = [key for key in first if all(key in sample for sample in samples)]
+        for key in shared:
+            parts = [sample[key] for sample in samples]
+            found.append(find_none(parts, f"{field}[{key!r}]"))
+    elif isinstance(first, list | tuple) and all(
+        isinstance(sample, list | tuple) and len(sample) == len(first)
+        for sample in samples
+    ):
+        for number, parts in enumerate(zip(*samples, strict=True)):
+            found.append(find_none(parts, f"{field}[{number}]"))
+    known = [each for each in found if each is not None]
+    beside_joined = [
+        each for each in known if not isinstance(each.value, int | float | str | bytes)
+    ]
+    return next(iter([*beside_joined, *known]), None)

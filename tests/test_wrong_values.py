@@ -44,6 +44,7 @@ from loaderkit.errors import (
     OptionError,
     StepError,
 )
+from loaderkit.testing import assert_same
 from loaderkit.units import parse_bytes, size_in_bytes
 
 
@@ -306,19 +307,32 @@ BESIDE_NONE = {
 }
 
 
+FIELDS = {
+    "sample['x']": lambda value: {"x": value},
+    "sample['x']['y'][1]": lambda value: {"n": 1, "x": {"y": (torch.ones(1), value)}},
+    "sample[0]": lambda value: (value, 1),
+}
+
+
 @pytest.mark.parametrize("name", BESIDE_NONE)
-@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: {"x": value}])
-def test_whether_none_is_joined_does_not_depend_on_the_order(name, wrap, tmp_path):
+@pytest.mark.parametrize("field", FIELDS)
+def test_none_is_joined_or_named_in_every_order_as_torch_does(name, field, tmp_path):
+    wrap = FIELDS[field]
     samples = [wrap(BESIDE_NONE[name]), wrap(None)]
     rows = pack(samples, tmp_path / "a.lk", workers=0)
     try:
         expected = default_collate(samples)
     except (TypeError, RuntimeError):
         for order in ([0, 1], [1, 0]):
-            with pytest.raises(DatasetError, match="a field of some is None"):
+            said = f"{field} is None in sample {order.index(1)} of the batch, and "
+            with pytest.raises(DatasetError, match=re.escape(said)):
                 rows.batch(order)
+        column = field.split("'")[1::2]
+        if column:
+            with pytest.raises(DatasetError, match=re.escape(field)):
+                rows[column[0]]
     else:
-        assert rows.batch([0, 1]) == expected
+        assert_same(rows.batch([0, 1]), expected)
         assert type(rows.batch([1, 0])) is type(expected)
 
 

@@ -282,7 +282,7 @@ class BatchJoining(SampleReading[T]):
         others = functools.partial(
             collate_samples, ragged=self.ragged, joining_of=self._joining_of
         )
-        with Collating():
+        with Collating(samples):
             batch = join(samples, others, follow_batch, exclude_keys)
         self.fill_padding(batch)
         return batch

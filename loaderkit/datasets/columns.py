@@ -10,6 +10,7 @@ import torch
 
 from loaderkit.arguments import refuse_value, suggest_name
 from loaderkit.datasets.batches import GraphRecipe
+from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
@@ -258,7 +259,8 @@ def join_column(
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
     shapes = field_shapes(opened.store, fields.values())
-    return collate_samples(values, ragged, functools.partial(joining_of, shapes))
+    with Collating(values, f"[{name!r}]"):
+        return collate_samples(values, ragged, functools.partial(joining_of, shapes))
 
 
 def join_graph_column(
