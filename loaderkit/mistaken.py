@@ -78,6 +78,8 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
             return Mistake(what, why, instead)
+    if hasattr(given, "ndim") and hasattr(given, "item") and not given.ndim:
+        return Mistake(what, "it is one number", "[sample]")
     # A mapping or a list may well be a dataset: only some are told apart.
     if isinstance(given, Mapping):
         return _mistaken_mapping(given, what)

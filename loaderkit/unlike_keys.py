@@ -228,8 +228,8 @@ def find_none(samples: Sequence[Any], field: str = "") -> NoneBeside | None:
         isinstance(sample, list | tuple) and len(sample) == len(first)
         for sample in samples
     ):
-        for number, parts in enumerate(zip(*samples, strict=True)):
-            found.append(find_none(parts, f"{field}[{number}]"))
+        for number, items in enumerate(zip(*samples, strict=True)):
+            found.append(find_none(items, f"{field}[{number}]"))
     known = [each for each in found if each is not None]
     beside_joined = [
         each for each in known if not isinstance(each.value, int | float | str | bytes)

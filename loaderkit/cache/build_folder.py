@@ -101,6 +101,11 @@ def _cannot_pack_into(path: Path, error: OSError) -> CacheError:
             fix = "make the folder that it leads to, or remove the link"
         elif taken != path:
             why = f"{taken} is a file, and no folder"
+    elif error.errno == errno.ENOENT:
+        # Of /proc and the like, in which the system alone makes what there is.
+        folder = next(p for p in path.absolute().parents if p.exists())
+        why = f"no folder can be made in {folder}"
+        fix = "choose a cache folder that you may write to"
     elif error.errno in NOT_ALLOWED:
         why = "the folder is not writable"
         fix = "choose a cache folder that you may write to"

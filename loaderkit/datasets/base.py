@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path, PurePath
 from types import CodeType
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
         Callable,
         Iterable,
         Iterator,
-        Mapping,
     )
 
     import torch
@@ -306,6 +306,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
 
     def __contains__(self, sample: object) -> bool:
         self._refuse_key(sample)
+        self._refuse_other_kind(sample)
         # PyG's graphs have an __eq__, which compares where they are.
         has_no_equality = type(sample).__eq__ is object.__eq__ and sample is not None
         is_only_itself = has_no_equality or is_pyg_data(sample)
@@ -337,8 +338,36 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
             why = "a dataset holds samples, and this would compare each of them with it"
             fix = f"dataset.row_of({shown}) is its row"
             if self._has_own_load():
-                fix = f"{shown} in dataset.keys()"
+                # As keys() gives it: 3 is called "3" too.
+                key = self._list_keys()[self._row_in_cache(row)]
+                fix = f"{show_value(key)} in dataset.keys()"
             raise OptionError(message, why=why, fix=fix)
+
+    def _refuse_other_kind(self, sample: object) -> None:
+        """Refuse to look for what is no dict or graph among samples that are.
+
+        Raises:
+            OptionError: It is a row, a field or a key, and can be no sample.
+        """
+        if isinstance(sample, Mapping) or is_pyg_data(sample) or not len(self):
+            return
+        first = self[0]
+        if not isinstance(first, Mapping) and not is_pyg_data(first):
+            return
+        kind = kind_of(first)
+        shown = show_value(sample)
+        message = f"{shown} cannot be among the samples, of which the first is {kind}."
+        why = "a dataset holds samples, and this would compare each of them with it"
+        if self._has_own_load() and isinstance(sample, _KINDS_OF_KEYS):
+            fix = f"{shown} in dataset.keys()"
+        elif isinstance(sample, str):
+            fix = f"{shown} in dataset[0] asks for a field; of keys, "
+            fix += f"bool(dataset.all_rows_of({shown}))"
+        elif isinstance(sample, int | np.integer):
+            fix = f"0 <= {shown} < len(dataset) asks for a row"
+        else:
+            fix = "any(f(other) for other in dataset)"
+        raise OptionError(message, why=why, fix=fix)
 
     def _key_for_a_field(self, name: str) -> DatasetError | None:
         """Say that a text is the key of a sample, where a field was asked for by it."""

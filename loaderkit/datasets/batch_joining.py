@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard, cast
 
 from typing_extensions import Self, TypeVar
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged import Number, Path
+    from loaderkit.datasets.ragged import Path
     from loaderkit.datasets.ragged_fields import FieldShapes
     from loaderkit.memory.page_locked import PageLockedBatch
 
@@ -219,12 +219,12 @@ class BatchJoining(SampleReading[T]):
             return  # as nearly always: a mapping is told by its methods, in 1 us
         if not isinstance(pad_value, Mapping) and pad_value == 0:
             return
-        if isinstance(pad_value, Mapping):
+        if isinstance(pad_value, Mapping) or self.reads_cache:
             self._check_pad_names(batch, pad_value)
         fill_padding(batch, pad_value)
 
-    def _check_pad_names(self, batch: Any, pad_value: Mapping[str, Number]) -> None:
-        """Check once what ``pad_value`` names: by the cache, or by the first batch."""
+    def _check_pad_names(self, batch: Any, pad_value: PadValue) -> None:
+        """Check once what ``pad_value`` pads: by the cache, or by the first batch."""
         state = self._loaderkit
         # By identity: what was set anew is checked anew, and comparing mappings would
         # cost every batch.
@@ -232,7 +232,7 @@ class BatchJoining(SampleReading[T]):
             return
         if self.reads_cache:
             check_names_in_cache(self._open_cache(), pad_value)
-        else:
+        elif isinstance(pad_value, Mapping):
             opened = None if self.cache is None else self._open_cache()
             check_names_in_batch(batch, pad_value, opened)
         state.checked_pad_value = pad_value
@@ -241,9 +241,10 @@ class BatchJoining(SampleReading[T]):
         """Check the rows of a batch."""
         if is_single_index(rows):
             message = f"batch takes the rows of one batch, got {rows}."
-            fix = (
-                f"dataset.batch([{rows}]), or build_loader(dataset, batch_size={rows})"
-            )
+            number = int(cast("SupportsInt", rows))
+            fix = f"build_loader(dataset, batch_size={max(number, 1)})"
+            if -len(self) <= number < len(self):
+                fix = f"dataset.batch([{number}]), or {fix}"
             raise OptionError(message, why="it is one number", fix=fix)
         numbers = normalize_indices(rows, len(self))
 

@@ -77,7 +77,7 @@ def check_classes(classes: Iterable[type]) -> tuple[type, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         message = f"classes must be classes, got {show_value(value)}."
         raise OptionError(message, why=why, fix="classes=[MyData]")
-    passed: tuple[object, ...] = tuple(value)
+    passed: tuple[object, ...] = tuple(value) if getattr(value, "ndim", 1) else (value,)
     for cls in passed:
         if not isinstance(cls, type):
             message = f"classes must be classes, got {show_value(cls)}."

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from loaderkit.unlike_keys import NoneBeside
+
 _PACKAGE = Path(__file__).parents[1]
 
 _COLLATE_ERRORS = (
@@ -59,13 +61,17 @@ class Collating:
         fix = "give them one form in load() or transform, or use a batch size of 1"
         if _is_raised_by_joining(traceback):
             if _says_of_none(error):
+                found = _find_none(self._samples, self._field)
                 message = "The samples of this batch cannot be joined: "
-                message += _where_none_is(self._samples, self._field)
+                message += _where_none_is(found)
                 why = f"tensors and numbers can be joined, not None: {error!r:.200}"
+                wanted = "f"
+                if found is not None and found.field:
+                    wanted = f"lambda sample: sample{found.field} is not None"
                 fix = (
                     "put a value in its place in load() or transform, such as nan, or "
                 )
-                fix += "leave these samples out: dataset.filter(f)"
+                fix += f"leave these samples out: dataset.filter({wanted})"
             elif isinstance(error, AttributeError) and error.obj is None:
                 message = "The samples of this batch cannot be joined: one is None."
                 why = "each is asked for its fields"
@@ -73,12 +79,15 @@ class Collating:
         raise DatasetError(message, why=why, fix=fix) from error
 
 
-def _where_none_is(samples: Sequence[Any], field: str) -> str:
-    """Say which field is None in which sample of a batch, and what it is elsewhere."""
+def _find_none(samples: Sequence[Any], field: str) -> NoneBeside | None:
     try:
-        found = find_none(samples, field)
+        return find_none(samples, field)
     except Exception:  # noqa: BLE001 -- samples may be of any class
-        found = None
+        return None
+
+
+def _where_none_is(found: NoneBeside | None) -> str:
+    """Say which field is None in which sample of a batch, and what it is elsewhere."""
     if found is None:
         return "a field of some is None."
     name = f"sample{found.field}" if found.field else "a sample"

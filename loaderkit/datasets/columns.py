@@ -23,6 +23,7 @@ from loaderkit.errors import (
     LoaderkitError,
     NoSuchAttributeError,
     NotChangeableError,
+    OptionError,
 )
 from loaderkit.units import count_of, format_bytes
 
@@ -202,6 +203,9 @@ def check_column(
     Raises:
         DatasetError: A sample has no such field, or they take more together.
     """
+    given: object = name  # by who checks no types
+    if not isinstance(given, str) and not are_names(given):
+        raise _not_a_name(opened, given)
     variants = opened.variants(rows)
     nbytes = 0
     for number in occurring(variants):
@@ -368,6 +372,18 @@ def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
     }
 
 
+def are_names(index: object) -> bool:
+    """Tell whether an index is a tuple of texts, as types of edges are."""
+    is_tuple = isinstance(index, tuple) and bool(index)
+    return is_tuple and all(isinstance(name, str) for name in index)  # type: ignore[attr-defined]
+
+
+def _not_a_name(opened: OpenedCache, given: object) -> OptionError:
+    option, names = "name", sorted(column_names(opened))
+    example = names[0] if names else "x"
+    return refuse_value(option, given, "the name of a field", example)
+
+
 def _no_column(
     opened: OpenedCache, number: int, name: str, row: int, key: StoreKey
 ) -> LoaderkitError:
@@ -384,16 +400,31 @@ def _no_column(
     if key is None and name in types:
         why = "it is a type of the graphs, and not one of their fields"
         return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
+    having = [
+        v for v in opened.structure.variants if name in _fields_of_variant(v, key)
+    ]
+    if having:
+        message = f"Not all samples have a field {name!r}{of_type}: sample {row} of "
+        message += f"{opened.store.path} has none."
+        why = "a column has a value of each sample; None as a field of a graph is none"
+        field = f"{name!r} in sample" if key is None else f"{name!r} in sample[{key!r}]"
+        column = (
+            f"column({name!r})" if key is None else f"column({name!r}, of_type={key!r})"
+        )
+        fix = f"dataset.filter(lambda sample: {field}).{column}"
+        return DatasetError(message, why=why, fix=fix)
     names = sorted(_fields_of_variant(variant, key))
-    given: object = name  # by who checks no types
+    given: object = name  # a type of edges is a tuple
     if not isinstance(given, str):
-        option, example = "name", names[0] if names else "x"
-        return refuse_value(option, given, "the name of a field", example)
+        return _not_a_name(opened, given)
     outer, dot, inner = name.replace("/", ".").partition(".")
     if dot and outer in names:
         why = f"{outer!r} is a field, and {inner!r} is probably within it"
         steps = "".join(f"[{step!r}]" for step in inner.split("."))
         return DatasetError(message, why=why, fix=f"dataset[{outer!r}]{steps}")
+    if name.isdecimal() and int(name) < len(opened.store):
+        why = "a text asks for a field, and a number for a sample"
+        return DatasetError(message, why=why, fix=f"dataset[{int(name)}]")
     if names:
         why = f"its fields are {', '.join(names)}"
         if types and key is None:

@@ -18,6 +18,7 @@ from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.columns import (
     TypeColumns,
+    are_names,
     check_column,
     fields_of_type,
     find_type,
@@ -92,8 +93,8 @@ class GraphDataset(BaseDataset[T]):
             mirror=mirror,
             mirror_bytes=mirror_bytes,
         )
-        self.follow_batch = check_names("follow_batch", follow_batch or ())
-        self.exclude_keys = check_names("exclude_keys", exclude_keys or ())
+        self.follow_batch = _names_of("follow_batch", follow_batch)
+        self.exclude_keys = _names_of("exclude_keys", exclude_keys)
         # ``load`` may be the first to name PyG, as torch.load does.  Workers that are
         # forked later need not each import it then.
         import_pyg()
@@ -120,8 +121,8 @@ class GraphDataset(BaseDataset[T]):
             DatasetError: The graphs cannot be batched.
             OptionError: No graph of the cache has a field of such a name.
         """
-        follow = self.follow_batch if follow_batch is None else follow_batch
-        exclude = self.exclude_keys if exclude_keys is None else exclude_keys
+        follow = _names_of("follow_batch", follow_batch, self.follow_batch)
+        exclude = _names_of("exclude_keys", exclude_keys, self.exclude_keys)
         return self._batch_of_rows(self._checked_rows(rows), follow, exclude)
 
     def _batch_of_rows(
@@ -201,8 +202,7 @@ class GraphDataset(BaseDataset[T]):
     if not TYPE_CHECKING:  # a type checker knows the one of BaseDataset
 
         def __getitem__(self, index: Any) -> Any:
-            is_edge_type = isinstance(index, tuple) and _are_names(index)
-            if isinstance(index, str) or is_edge_type:
+            if isinstance(index, str) or are_names(index):
                 opened, _ = self._cache_and_rows("columns")
                 key = find_type(opened, index)
                 if key is not None:
@@ -383,8 +383,15 @@ class GraphDataset(BaseDataset[T]):
         return GraphRecipe(opened.store, opened.structure, variant, self.classes)
 
 
-def _are_names(index: tuple[Any, ...]) -> bool:
-    return bool(index) and all(isinstance(name, str) for name in index)
+def _names_of(
+    option: str, given: Collection[str] | None, otherwise: Collection[str] = ()
+) -> Collection[str]:
+    """Take the names that an option was given; those of another place where it is None.
+
+    Raises:
+        OptionError: They are no names.
+    """
+    return otherwise if given is None else check_names(option, given)
 
 
 def _told_nodes(graph: BaseData) -> int:

@@ -90,12 +90,11 @@ def first_doubled(keys: Sequence[Any]) -> Doubled | None:
     return None
 
 
-def _hashes_of(keys: Sequence[Any]) -> NDArray[np.uint64]:
+def _hashes_of(keys: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:
     """Hash what keys are called ``[n]``; of integers alone, the integers will do."""
-    if isinstance(keys, Integers):
-        return keys.values.view(np.uint64).copy()
-    if isinstance(keys, np.ndarray) and keys.dtype.kind in "iu":
-        return keys.astype(np.uint64)
+    values = keys.values if isinstance(keys, Integers) else keys
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        return np.array(values, np.int64).view(np.uint64)
     if isinstance(keys, Texts):
         return np.fromiter(map(xxhash.xxh3_64_intdigest, keys.encoded()), np.uint64)
     return np.fromiter((_hash_of(key_text(key)) for key in keys), np.uint64)

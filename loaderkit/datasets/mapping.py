@@ -15,13 +15,17 @@ from loaderkit.arguments import (
     check_function_of_samples,
     check_names,
     check_truth,
+    kind_of,
     refuse_value,
+    suggest_name,
 )
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
+from loaderkit.datasets.columns import column_names
 from loaderkit.datasets.fingerprint import CodeRead, note_values_left, read_value
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.packing import PackOutcome, pack_source
+from loaderkit.datasets.pad_names import pad_value_of
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
 
@@ -69,7 +73,9 @@ def map_samples(
     check_function_of_samples(function, with_indices=with_indices)
     if isinstance(remove_columns, str):
         remove_columns = [remove_columns]
-    removed = check_names("remove_columns", remove_columns or ())
+    wanted = () if remove_columns is None else remove_columns
+    removed = check_names("remove_columns", wanted)
+    _check_removed(source, removed)
     packing = PackOptions(workers=workers, overwrite=overwrite)
     make = functools.partial(
         _MappedSamples,
@@ -87,6 +93,31 @@ def map_samples(
         message = f"{path} is a cache of other samples, or of another function's."
         fix = f"map(function, cache={str(path)!r}, overwrite=True), or another folder"
         raise StaleCacheError(message, why=error.what, fix=fix) from None
+
+
+def _check_removed(source: BaseDataset[Any], removed: tuple[str, ...]) -> None:
+    """Refuse to remove fields that no sample has.
+
+    Raises:
+        OptionError: There are no such fields, or the samples are no dicts.
+    """
+    if not removed or not len(source):
+        return
+    first = source[0]
+    if not isinstance(first, Mapping):
+        message = f"remove_columns={list(removed)} was given, and samples are "
+        message += f"{kind_of(first)} each."
+        why = "fields of dicts are left out; others are as the function returns them"
+        raise OptionError(message, why=why, fix="drop it")
+    known = {str(name) for name in first}
+    if source.reads_cache:
+        known |= column_names(source._open_cache())
+    for name in removed:
+        if name not in known:
+            message = f"remove_columns names {name!r}, which no sample has."
+            why = f"their fields are {', '.join(sorted(known))}"
+            fix = suggest_name(name, sorted(known))
+            raise OptionError(message, why=why, fix=fix)
 
 
 class _MappedSamples(BaseDataset[Any]):
@@ -136,7 +167,9 @@ class _MappedSamples(BaseDataset[Any]):
         )
         if returned is None:
             message = f"The function returned None for sample {row}."
-            why = "map packs what it returns; Hugging Face's would keep the sample as it "
+            why = (
+                "map packs what it returns; Hugging Face's would keep the sample as it "
+            )
             why += "was before the call"
             fix = "return sample at the end of the function"
             raise DatasetError(message, why=why, fix=fix)
@@ -173,7 +206,10 @@ class _MappedSamples(BaseDataset[Any]):
             opened,
             location=self._cache_location,
             classes=tuple(self.classes[name] for name in names),
-            ragged={"ragged": self.source.ragged, "pad_value": self.source.pad_value},
+            ragged={
+                "ragged": self.source.ragged,
+                "pad_value": pad_value_of(opened, self.source.pad_value),
+            },
         )
 
 

@@ -52,10 +52,32 @@ def check_names_in_cache(opened: OpenedCache, pad_value: PadValue) -> None:
     Raises:
         DatasetError: There is no such field, or it is never padded.
     """
-    if isinstance(pad_value, Mapping) and pad_value:
-        variants = opened.structure.variants
-        values = [value for v in variants for value in _values_of_node(v, ())]
-        _check_names(pad_value, values)
+    if isinstance(pad_value, Mapping):
+        if pad_value:
+            _check_names(pad_value, _values_in(opened))
+        return
+    if pad_value != 0 and all(value.never_padded for value in _values_in(opened)):
+        raise _nothing_to_pad(pad_value)
+
+
+def pad_value_of(opened: OpenedCache, pad_value: PadValue) -> PadValue:
+    """Leave out of a ``pad_value`` what pads nothing in the samples of a cache.
+
+    Args:
+        opened: The cache, whose samples were made of others.
+        pad_value: What the others are padded with.
+    """
+    values = _values_in(opened)
+    if not isinstance(pad_value, Mapping):
+        return 0 if all(value.never_padded for value in values) else pad_value
+    padded = [_names_of(value.path) for value in values if value.never_padded is None]
+    names = set().union(*padded)
+    return {name: number for name, number in pad_value.items() if name in names} or 0
+
+
+def _values_in(opened: OpenedCache) -> list[NamedValue]:
+    variants = opened.structure.variants
+    return [value for v in variants for value in _values_of_node(v, ())]
 
 
 def check_names_in_batch(
@@ -107,6 +129,14 @@ def _no_field(name: str, known: Iterable[str]) -> DatasetError:
     message = f"pad_value names {name!r}, which is no field of the samples."
     why = f"their fields are {', '.join(sorted(known)) or 'without a name'}"
     return DatasetError(message, why=why, fix=suggest_name(name, known))
+
+
+def _nothing_to_pad(pad_value: PadValue) -> DatasetError:
+    message = f"pad_value={pad_value!r} pads nothing: no field of the samples is a "
+    message += "tensor or array with a first axis that may differ."
+    why = "it is written behind the end of shorter samples, and lists stay lists"
+    fix = "leave it out; or a transform that makes tensors of lists"
+    return DatasetError(message, why=why, fix=fix)
 
 
 def _never_padded(

@@ -589,7 +589,9 @@ def _as_dtype(number: Number, dtype: torch.dtype, name: str) -> torch.Tensor:
         nearest = _nearest_of_dtype(number, dtype)
         fix = f"pad_value={{{name!r}: {nearest}}}" if name else f"pad_value={nearest}"
         raise DatasetError(message, why=why, fix=fix)
-    return torch.tensor(number).to(dtype)
+    # An integer beyond 64 bits fits into a float, and not into torch's integers.
+    is_integer = not dtype.is_floating_point and not dtype.is_complex
+    return torch.tensor(number if is_integer else float(number)).to(dtype)
 
 
 def _nearest_of_dtype(number: Number, dtype: torch.dtype) -> Number:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
+import torch
 
 from loaderkit.arguments import kind_of, show_value
 from loaderkit.errors import NoSuchRowError, OptionError
@@ -24,7 +25,7 @@ def is_single_index(index: object) -> bool:
     >>> [is_single_index(index) for index in (3, np.int64(3), [3], slice(3))]
     [True, True, False, False]
     """
-    if isinstance(index, slice | list | tuple | range):
+    if isinstance(index, slice | list | tuple | range | type):
         return False
     return getattr(index, "ndim", 0) == 0 and hasattr(index, "__index__")
 
@@ -122,7 +123,7 @@ def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
     """Make the error for values that are neither integers nor booleans."""
     kind = values.dtype.kind
     shown = f"{type(index).__name__} of {values.dtype}"
-    why, fix = "others name no rows", "dataset[[0, 4, 2]]"
+    why, fix = "others name no rows", "dataset[[0, -1]]"
     if kind == "U":
         # As pandas and Hugging Face's select_columns would have it, or keys.
         shown = f"texts: {show_value(index)}"
@@ -132,6 +133,12 @@ def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
         fix += "keys, dataset[[dataset.row_of(k) for k in keys]]"
     elif kind == "f":
         fix = "a share of the rows is a slice: [:0.8]"
+        if np.isfinite(values).all() and (values == np.trunc(values)).all():
+            why = "rows are counted, and these numbers are floats"
+            fix = f"dataset[{show_value(values.astype(np.int64).tolist())}]"
+            if hasattr(index, "dtype"):
+                call = "long()" if isinstance(index, torch.Tensor) else "astype(int)"
+                fix = f"dataset[rows.{call}]"
     elif kind == "O":
         shown = show_value(index)
         why = "not all of them are numbers of rows"
@@ -175,14 +182,21 @@ def _as_array(index: object) -> NDArray[Any]:
         raise OptionError(message, why=why, fix=fix)
     if not hasattr(index, "__len__") and not isinstance(index, Iterable):
         message = f"rows are integers, booleans or a slice, got {show_value(index)}."
-        why, fix = f"it is {kind_of(index)}", "dataset[[0, 4, 2]]"
-        if isinstance(index, float):
+        why, fix = f"it is {kind_of(index)}", "dataset[[0, -1]]"
+        if isinstance(index, float | np.floating):
             fix = "a share of the rows is a slice: [:0.8]"
+            if index.is_integer():
+                fix = f"dataset[{int(index)}]"
         elif isinstance(index, int):
             fix = f"of one row: [{index!r}]"
         raise OptionError(message, why=why, fix=fix)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | Sequence)
+    if is_array and not getattr(index, "ndim", 1):
+        number = np.asarray(index).item()
+        message = f"rows are a list, a slice or one integer, got {show_value(index)}."
+        why = "it is an array or tensor of one number, and no list of some"
+        raise OptionError(message, why=why, fix=f"dataset[[{int(number)}]]")
     if not plain and isinstance(index, Iterable):
         index = index.tolist() if hasattr(index, "tolist") else list(index)
     if not len(index):
@@ -201,7 +215,7 @@ def _array_of_rows(index: Any) -> NDArray[Any]:
         shape = f"shape {list(rows.shape)}"
     message = f"rows are a list, a slice or one integer, got {shape}."
     why = "lists within a list name no order of rows"
-    raise OptionError(message, why=why, fix="dataset[[0, 4, 2]]")
+    raise OptionError(message, why=why, fix="dataset[[0, -1]]")
 
 
 def _no_such_row(row: int, count: int) -> NoSuchRowError:

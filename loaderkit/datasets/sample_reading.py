@@ -20,7 +20,7 @@ from loaderkit.datasets.owned_copy import owned_copy
 from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.rows import normalize_index, normalize_indices
 from loaderkit.datasets.structure import KEY, KEY_COLUMN
-from loaderkit.errors import LoaderkitError, NoSuchKeyError
+from loaderkit.errors import LoaderkitError, NoSuchKeyError, OptionError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -119,12 +119,23 @@ class SampleReading(CachedSamples[T]):
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
+        given: object = row  # by who checks no types
+        if isinstance(given, str):
+            raise self._no_row(given)
         at = self._row_in_cache(normalize_index(row, len(self)))
         if self.cache is None:
             return key_text(self._list_keys()[at])
         store = self._open_cache().store
         shard, sample = store.locate(at)
         return decode_text(KEY, store.column(KEY).read(shard, sample).tobytes())
+
+    def _no_row(self, text: str) -> OptionError:
+        """Say that a text is no row, and whether it is a key."""
+        message = f"a row is an integer, got {show_value(text)}."
+        why, fix = "it is a text, and key() names the sample of a row", "dataset.key(0)"
+        if self._find_row(text) is not None:
+            why, fix = "it is the key of a sample", f"dataset.row_of({text!r})"
+        return OptionError(message, why=why, fix=fix)
 
     def row_of(self, key: object) -> int:
         """Find the row of the sample of a key, the other way round than ``key``.

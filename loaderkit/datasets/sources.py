@@ -145,6 +145,10 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
     return packable
 
 
+_NAME_ON_THE_HUB = re.compile(r"[A-Za-z][\w-]*(/[A-Za-z][\w.-]*)?")
+"""A dataset's name, mostly with its owner's."""
+
+
 def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, Pack]:
     """Say what a mapping probably is, and what to pack instead.
 
@@ -204,7 +208,8 @@ def _as_iterable(source: object) -> IterableSource:
 
 
 def _as_spans(source: object, spans: int) -> SpanSource:
-    check_integer("spans", spans, least=1, most=_MOST_SPANS)
+    # An int: numpy's are not written to the manifest.
+    spans = check_integer("spans", spans, least=1, most=_MOST_SPANS)
     if not callable(source) or isinstance(source, type | torch.nn.Module):
         message = f"spans={spans} was given with {with_article(type(source).__name__)}."
         why = "spans are the parts that a function source(span, spans) gives"
@@ -417,7 +422,9 @@ class KeyedSource:
         why = "a key names one sample, and load() would make it twice"
         fix = "return list(dict.fromkeys(keys)); dataset[rows] may have a row twice"
         if key_in_code(key) != shown:
-            message = f"{name}.keys() gives {key_in_code(key)} in row {doubled.first:,} "
+            message = (
+                f"{name}.keys() gives {key_in_code(key)} in row {doubled.first:,} "
+            )
             message += f"and {shown} in row {doubled.second:,}."
             why = "a cache has the names of keys, and both are called "
             why += show_value(key_text(key))
@@ -521,6 +528,11 @@ class PtFolder:
             message = f"There is no folder {self.path}."
             why = "a path names a folder of .pt files, one for each sample"
             fix = Fix.of(f"its whole path; a relative one begins at {Path.cwd()}")
+            name = self.path.as_posix()
+            if _NAME_ON_THE_HUB.fullmatch(name):
+                # As Hugging Face's load_dataset takes it.
+                loaded = Pack(f'datasets.load_dataset({name!r}, split="train")')
+                fix = Fix.of(fix, "; or ", loaded, " for one of Hugging Face's hub")
             if self.path.is_file():
                 message = f"{self.path} is a file, no folder."
                 reader = reader_of(str(self.path))

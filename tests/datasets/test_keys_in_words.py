@@ -207,7 +207,9 @@ def test_a_key_that_is_looked_for_among_the_samples_is_told(tmp_path: Path) -> N
     with pytest.raises(OptionError, match="'mate' is the key of a") as caught:
         "mate" in drinks  # noqa: B015
     assert eval(caught.value.fix, {"dataset": drinks}) is True
-    assert "milk" not in drinks
+    with pytest.raises(OptionError, match="'milk' cannot be among the samples") as no:
+        "milk" in drinks  # noqa: B015
+    assert eval(no.value.fix, {"dataset": drinks}) is False
     assert {"x": torch.tensor(3)} in drinks
 
     letters = _Letters(cache=tmp_path / "letters.lk", packing=_ONE_PROCESS)
