@@ -82,7 +82,8 @@ def encode(sample: object) -> Encoding:
             path.
     """
     if sample is None:
-        raise none_for_a_sample("The sample is None.")
+        message = "The sample is None."
+        raise none_for_a_sample(message)
     encoder = Encoder()
     tree = encoder.graph(sample) if is_pyg_data(sample) else encoder.node("", sample)
     return Encoding(tree, encoder.values)
@@ -95,8 +96,8 @@ def none_for_a_sample(message: str) -> DatasetError:
         message: What gave it.
     """
     why = "a function without return gives None, and no batch can be made of it"
-    fix = "return the sample; leave out the keys of those that are not there; or return "
-    fix += '{"value": None} where None is what is known'
+    fix = "return the sample; leave out the keys of those that are not there; or "
+    fix += 'return {"value": None} where None is what is known'
     return DatasetError(message, why=why, fix=fix)
 
 

@@ -17,6 +17,8 @@ from loaderkit.datasets.plain import encode_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from loaderkit.array_types import Ints
 
 

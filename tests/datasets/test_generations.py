@@ -134,7 +134,8 @@ def pack_folder(folder, value, **options):
         saved = io.BytesIO()
         torch.save(sample(value, row), saved)
         write_once(folder / "pt" / f"{row:02}.pt", saved.getvalue())
-        if os.environ.get(DIE_AT) == str(row):  # PtFolder runs no code of ours: a bad file ends the run
+        # PtFolder runs no code of ours: a bad file ends the run
+        if os.environ.get(DIE_AT) == str(row):
             (folder / "pt" / f"{row:02}.pt").write_bytes(b"")
     pack(folder / "pt", folder / "c.lk", **options)
 

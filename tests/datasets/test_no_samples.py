@@ -47,8 +47,7 @@ class Named(loaderkit.SafeDataset):
         return self.names
 
     def load(self, key):
-        if key != self.without:
-            return {"key": str(key)}
+        return None if key == self.without else {"key": str(key)}
 
 
 def test_a_key_that_comes_twice_is_told_with_its_rows(tmp_path):
