@@ -3,7 +3,8 @@
 Two families are compared.  *Lines* go on: a line, or a line with one shift of its
 level (a library that is loaded late, a fall when pages go back).  *Ended* shapes are
 flat at the end: a constant, one or two jumps, a ramp that stops, a cache that
-saturates, records that become rare.
+saturates, records that become rare.  A *bend* belongs to neither: it is flat, and rises
+from some reading on until the end.
 """
 
 from __future__ import annotations
@@ -60,6 +61,20 @@ class LineFit:
     def freedom(self) -> int:
         """Degrees of freedom that are left."""
         return max(1, len(self.residuals) - self.parameters)
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Readings that are flat up to one of them, and lie on a rising line behind it."""
+
+    at: int
+    """Index of the last reading of the flat part."""
+    slope: float
+    """Growth per unit of time behind it; negative where it falls."""
+    slope_error: float
+    """Standard error of the slope for independent noise."""
+    criterion: float
+    """Its Bayesian information criterion; comparable with :func:`criterion_of`."""
 
 
 def fit_line(
@@ -139,6 +154,44 @@ def best_ended(
     return min(
         _bayesian_criterion(squares, count, parameters, noise_floor)
         for squares, parameters in fits
+    )
+
+
+def fit_bend(
+    times: Floats,
+    values: Floats,
+    noise_floor: float,
+    *,
+    first: int,
+) -> Bend:
+    """Fit a flat part with a line behind it, as well as one does.
+
+    Args:
+        times: When, rising [readings].
+        values: The readings [readings].
+        noise_floor: Standard deviation below which residuals count as none.
+        first: Least index of the last flat reading.
+
+    Returns:
+        The best of all places that the bend can have.
+    """
+    count = len(times)
+    places = np.arange(first, count - 1)
+    ramps = np.maximum(times[:, None] - times[None, places], 0.0)
+    constant = np.ones((count, 1))
+    squares = _squares_with_each(constant, ramps, values)
+    best = int(np.argmin(squares))
+
+    ramp = _project_out(constant, ramps[:, [best]])[:, 0]
+    power = float(ramp @ ramp)
+    # Level, slope and place were fitted.
+    variance = float(squares[best]) / max(1, count - 3)
+    error = max(math.sqrt(variance), noise_floor) / math.sqrt(power)
+    return Bend(
+        at=int(places[best]),
+        slope=float(ramp @ values) / power,
+        slope_error=error,
+        criterion=_bayesian_criterion(float(squares[best]), count, 3, noise_floor),
     )
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from loaderkit.answers import answer_wrong_names
+from loaderkit.leaks.late_growth import find_late_growth
 from loaderkit.leaks.shapes import LineFit, best_ended, criterion_of, fit_line
 from loaderkit.leaks.students_t import quantile, upper_tail
 from loaderkit.notebook import HasCard
@@ -223,6 +224,8 @@ def fit_trend(
     noise = _residual_deviation(times, values, slope)
 
     decision = _choose_verdict(times, values, slope, floor)
+    if decision.verdict != LEAKING:
+        decision = _unless_begun_late(decision, times, values, floor)
     if sawtooth is not None:
         # What is left after each fall says how fast it grows beneath the saw.
         slope = sawtooth.slope
@@ -294,6 +297,27 @@ def _choose_verdict(
     if has_ended and not from_line.goes_on:
         return _Decision(STEADY, "it grew, and has levelled off")
     return _ask_for_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
+
+
+def _unless_begun_late(
+    decision: _Decision, times: list[float], values: list[float], floor: float
+) -> _Decision:
+    """Take a verdict back where the last epochs may be the beginning of a leak."""
+    if max(values) == min(values):
+        return decision
+    clean_times, clean_values = _without_spikes(times, values)
+    noise_floor = _noise_floor(clean_values, floor)
+    late = find_late_growth(
+        clean_times, clean_values, floor=floor, noise_floor=noise_floor
+    )
+    if late is None:
+        return decision
+    # A line through what was flat and rises would need far longer to be sure of.
+    if decision.verdict == NEEDS_MORE and decision.more_epochs <= late.more_epochs:
+        return decision
+    since = count_of(round(late.epochs), "epochs")
+    why = f"it has grown for {since} only, and may go on"
+    return _Decision(NEEDS_MORE, why, late.more_epochs)
 
 
 def _decide_sawtooth(sawtooth: _Sawtooth) -> _Decision:
