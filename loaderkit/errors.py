@@ -24,6 +24,7 @@ LoaderkitError
                            AttributeError and a TypeError
 
 LeakWarning                what LeakDetector(on_leak="warn") warns with
+NotJudgedWarning           a run was watched and could not be judged, or nobody asked
 """
 
 from __future__ import annotations
@@ -132,6 +133,13 @@ class LeakWarning(UserWarning):
 
     Python shows a ``UserWarning`` unless it is told otherwise; it hides a
     ``ResourceWarning``, outside of tests.
+    """
+
+
+class NotJudgedWarning(UserWarning):
+    """Whether memory grows is not known: a run was too short, or nobody asked.
+
+    A test run that is to fail for it: ``-W error::loaderkit.errors.NotJudgedWarning``.
     """
 
 

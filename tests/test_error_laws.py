@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 WHOLE_IN_ONE_TEXT = {
     # A report that has grown, who holds it and the line to change.
     ("loaderkit/leaks/checks.py", "LeakError"),
-    ("loaderkit/leaks/detector.py", "LeakError"),
+    ("loaderkit/leaks/run.py", "LeakError"),
     # The traceback of a user's error that cannot be sent.
     ("loaderkit/loader/failures.py", "LoaderError"),
 }

@@ -345,7 +345,7 @@ def test_a_detector_shows_what_it_read_and_reads_nothing_for_it():
     assert "3 epochs" in running.shown
     assert "python_blocks" in running.shown
     assert "not judged yet" in running.shown
-    assert detector._watch.epoch == 3
+    assert detector._run.epoch == 3
 
     report = detector.report()
     assert detector._repr_html_() == report._repr_html_()

@@ -101,6 +101,8 @@ def test_results_of_one_say_so(tmp_path):
     model = torch.nn.Linear(1, 1)
     trainer = MicroBatcher(model, torch.optim.SGD(model.parameters(), lr=0.1))
     detector = LeakDetector("cpu", on_leak=id)
+    detector.start()
+    detector.end_epoch()
     with MemoryMeter("cpu", log=None) as meter:
         meter.mark("one")
 
@@ -110,7 +112,7 @@ def test_results_of_one_say_so(tmp_path):
         inspect_cache(rows.cache),
         verify(rows.cache),
         trainer.step(torch.ones(1, 1)),
-        detector.run(list, epochs=1),
+        detector.report(),
         estimate_step(model, torch.ones(1, 1)),
         meter.timeline,
         release(),

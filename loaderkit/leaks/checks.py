@@ -8,6 +8,7 @@ from loaderkit.arguments import check_callable, check_integer, suggest_keywords
 from loaderkit.errors import LeakError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import LeakDetector
+from loaderkit.leaks.trend import FEWEST_EPOCHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.report import LeakReport
 
-
-FEWEST_EPOCHS = 6
-"""One is warm-up, and with fewer than five readings after it nothing is said."""
+DEFAULT_EPOCHS = 8
+"""Of a test.  Chosen: two more than the fewest, as first calls fill caches."""
 
 
 @suggest_keywords
 def assert_no_leak(
     function: Callable[[], Any],
     *,
-    epochs: int = 8,
+    epochs: int = DEFAULT_EPOCHS,
     device: str | torch.device | None = None,
     limit: int | str | None = None,
     tolerance: int | str = TOLERANCE,
@@ -35,7 +35,8 @@ def assert_no_leak(
     Args:
         function: One epoch; takes nothing.
         epochs: Calls, at least 6: an epoch or two are warm-up, and growth must go on.
-            What still fills up after 8 needs more, and does not fail.
+            What still fills up after 8 needs more: it does not fail, and is told by a
+            :class:`~loaderkit.errors.NotJudgedWarning`.
         device: Watched beside the host; the first that is here if None.
         limit: Memory that may be used, such as "2 GiB".
         tolerance: Bytes an epoch that do not count.
@@ -45,9 +46,10 @@ def assert_no_leak(
 
     Raises:
         LeakError: Memory grows; the message says what and who holds it.
-        ValueError: Fewer than 6 epochs cannot tell.
-        OptionError: It is no function, but perhaps what one returned.
+        OptionError: It is no function, but perhaps what one returned; or fewer than 6
+            epochs, which cannot tell.
     """
+    __tracebackhide__ = True
     check_callable("function", function, "lambda: train_one_epoch()")
     # Fewer cannot tell growth from warm-up.
     check_integer("epochs", epochs, least=FEWEST_EPOCHS)

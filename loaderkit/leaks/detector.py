@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import gc
-import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import (
@@ -14,16 +13,14 @@ from loaderkit.arguments import (
     check_choice,
     check_integer,
     check_takes_nothing,
+    check_truth,
     kind_of,
     show_value,
     suggest_keywords,
 )
-from loaderkit.errors import LeakError, LeakWarning, NotStartedError, OptionError
+from loaderkit.errors import LeakWarning, NotJudgedWarning, OptionError
 from loaderkit.leaks.counter_trend import TOLERANCE
-from loaderkit.leaks.investigate import build_report
-from loaderkit.leaks.trace import allocation_sites
-from loaderkit.leaks.verdict import judge_counters
-from loaderkit.leaks.watch import EpochRecorder
+from loaderkit.leaks.run import JUDGED_AFTER, RunSettings, WatchedRun
 from loaderkit.memory.counters import is_judged, unit_of, words_of
 from loaderkit.memory.reading import present_device_of
 from loaderkit.notebook import card
@@ -37,15 +34,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from loaderkit.leaks.report import LeakReport
-
-    OnLeak = Literal["raise", "warn"] | Callable[[LeakReport], object]
+    from loaderkit.leaks.run import OnLeak
 
 T = TypeVar("T")
 P = ParamSpec("P")
-JUDGED_AFTER = 30
-"""Epochs after which a longer run is judged while it runs."""
-_CHECK_GROWTH = 1.2
-"""A long run is judged again when it is so much longer; that takes some 20 ms."""
+_USER = 3
+"""Frames up to the caller of a method, which ``answer_wrong_names`` wraps."""
+_LEFT_EARLY = (
+    "The loop was left early, where no error can be raised: with LeakDetector() as "
+    "detector: around it, or detector.finish() behind it."
+)
 
 
 @answer_wrong_names()
@@ -58,11 +56,25 @@ class LeakDetector:
         for epoch in LeakDetector("cuda").epochs(range(100)):
             train(epoch)
 
-    as a block with ``step()``, where ``every`` steps make an epoch; as a decorator of
-    the function that trains one epoch; or ``run(train_one_epoch, epochs=30)``.
+    or ``run(train_one_epoch, epochs=30)``. A run is judged when it ends, and from its
+    30th epoch on whenever it is a fifth longer: what fills up slowly and then stays
+    must have the time to.
 
-    A run is judged when it ends, and from its 30th epoch on whenever it is a fifth
-    longer: what fills up slowly and then stays must have the time to.
+    A loop that may be left early (``break``, ``return``) goes into a block, at whose
+    end the run is judged as well, and a leak raised::
+
+        with LeakDetector("cuda") as detector:
+            for epoch in detector.epochs(range(100)):
+                if train(epoch) < 0.01:
+                    break
+
+    Without the block Python lets nothing be raised there, and a leak is told by a
+    :class:`LeakWarning`. Where a trainer owns the loop: ``end_epoch()`` after each
+    epoch, or ``step()`` where ``every`` steps make one, and ``finish()`` at the end; as
+    a decorator of the function that trains one epoch it needs a ``finish()``, too.
+
+    A run that could not be judged, or of which nobody asked the verdict, is told by a
+    :class:`NotJudgedWarning`.
 
     Args:
         device: Watched beside the host, such as "cuda:1"; it must be here.  None
@@ -77,9 +89,10 @@ class LeakDetector:
         tolerance: Bytes an epoch that do not count as a leak.
 
     Raises:
-        OptionError: The device is not here.
-        ValueError: An argument is none of these.
+        OptionError: The device is not here, or an argument is none of these.
     """
+
+    _is_judged_by_owner: ClassVar[bool] = False
 
     @suggest_keywords
     def __init__(
@@ -92,33 +105,30 @@ class LeakDetector:
         every: int | None = None,
         tolerance: int | str = TOLERANCE,
     ) -> None:
-        if not callable(on_leak):
+        if callable(on_leak):
+            check_callable("on_leak", on_leak, "print", "report")
+        else:
             check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
         if every is not None:
             check_integer("every", every, least=1)
         self.device = present_device_of(device)
         self.warmup = _warmup_epochs(warmup)
-        self.limit = None if limit is None else size_in_bytes("limit", limit)
+        self.limit = None if limit is None else _limit_bytes(limit)
         self.on_leak = on_leak
         self.every = every
         self.tolerance = size_in_bytes("tolerance", tolerance)
-        self.steps = 0
-        self._watch: EpochRecorder | None = None
-        self._has_reported = False
-        """A leak is told once, however long the run goes on."""
-        self._next_check = JUDGED_AFTER
-        self._report: LeakReport | None = None
+        self._run: WatchedRun | None = None
 
     def __repr__(self) -> str:
         watched = "not started"
-        if self._watch is not None:
-            watched = count_of(self._watch.epoch, "epochs")
+        if self._run is not None:
+            watched = count_of(self._run.epoch, "epochs")
         return f"LeakDetector(device {self.device}, {watched})"
 
     def _repr_html_(self) -> str:
         """Show what was read so far; nothing is read, and nothing judged, for it."""
-        watch = self._watch
-        if watch is None:
+        run = self._run
+        if run is None:
             note = "`for epoch in detector.epochs(range(30)):` watches a loop"
             return card(
                 repr(self),
@@ -126,8 +136,8 @@ class LeakDetector:
                 rows=self._settings(),
                 notes=[note],
             )
-        if self._report is not None and self._report.epochs == watch.epoch:
-            return self._report._repr_html_()
+        if run.last_report is not None:
+            return run.last_report._repr_html_()
         rows = [
             (
                 name,
@@ -135,7 +145,7 @@ class LeakDetector:
                 format_amount(values[-1], unit_of(name)),
                 words_of(name),
             )
-            for name, (_, values) in watch.series().items()
+            for name, (_, values) in run.recorder.series().items()
             if is_judged(name)
         ]
         return card(
@@ -162,6 +172,10 @@ class LeakDetector:
     def epochs(self, iterable: Iterable[T]) -> Iterator[T]:
         """Loop over epochs and watch them.
 
+        A loop that is left early is judged too, but nothing can be raised there: a leak
+        is told by a :class:`LeakWarning`, unless a block ``with detector:`` is around
+        the loop, which raises.
+
         Args:
             iterable: Such as ``range(100)``.
 
@@ -170,23 +184,28 @@ class LeakDetector:
 
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
+            OptionError: It cannot be looped over, or is a text.
         """
-        if not hasattr(iterable, "__iter__"):
-            message = f"epochs takes what to loop over, got {show_value(iterable)}."
-            why = f"it is {kind_of(iterable)}"
-            fix = f"epochs(range({show_value(iterable)}))"
-            raise OptionError(message, why=why, fix=fix)
-        self.start()
-        for item in iterable:
-            yield item
-            self.end_epoch()
-        self.finish()
+        # pytest shows no frames that set this: a leak is at the user's line.
+        __tracebackhide__ = True
+        _check_epochs(iterable)
+        run = self._started_run()
+        try:
+            for item in iterable:
+                yield item
+                run.end_epoch(stacklevel=2)
+        except GeneratorExit:
+            run.leave_early(_LEFT_EARLY, stacklevel=2)
+            raise
+        run.finish(stacklevel=2)
 
     def start(self) -> None:
-        """Take the first reading; everything else does that by itself."""
-        if self._watch is None:
-            self._watch = EpochRecorder(self.device, self.tolerance)
-            self._watch.start()
+        """Take the first reading; everything else does that by itself.
+
+        Raises:
+            OptionError: More memory is used already than the limit allows.
+        """
+        self._started_run()
 
     def end_epoch(self) -> None:
         """Say that an epoch has ended, where a trainer owns the loop.
@@ -194,25 +213,32 @@ class LeakDetector:
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
-        self.start()
-        # What we make must not start the collector: what it then frees of the user's
-        # would go between two of our readings, and not be known as garbage.
-        with self._started_recorder().collector_paused():
-            report = self._report_if_due()
-        if report is not None:
-            self._raise_or_warn(report)
+        __tracebackhide__ = True
+        self._started_run().end_epoch(stacklevel=_USER)
 
     def step(self) -> None:
         """Say that a step has ended; ``every`` of them make an epoch.
 
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
+            OptionError: The detector was not given ``every``.
         """
-        if self._watch is None:
-            self.start()
-        self.steps += 1
-        if self.every is not None and self.steps % self.every == 0:
-            self.end_epoch()
+        __tracebackhide__ = True
+        if self.every is None:
+            message = "step() counts steps, and this detector was not told how many"
+            raise OptionError(
+                f"{message} make an epoch.",
+                why="memory is read where epochs end",
+                fix="LeakDetector(every=100), or end_epoch() after each epoch",
+            )
+        run = self._started_run()
+        if run.count_step():
+            run.end_epoch(stacklevel=_USER)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were counted."""
+        return 0 if self._run is None else self._run.steps
 
     def finish(self) -> LeakReport:
         """Judge the run at its end.
@@ -223,10 +249,8 @@ class LeakDetector:
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
-        report = self.report()
-        if not self._has_reported:
-            self._raise_or_warn(report)
-        return report
+        __tracebackhide__ = True
+        return self._started_run().finish(stacklevel=_USER)
 
     def run(
         self,
@@ -250,19 +274,25 @@ class LeakDetector:
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
         """
+        __tracebackhide__ = True
         check_callable("function", function, "lambda: train_one_epoch()")
         check_takes_nothing("function", function)
-        epochs = check_integer("epochs", epochs, least=0)
-        self.start()
-        for _ in range(epochs):
-            function()
-            self.end_epoch()
-        report = self.report()
-        if trace and report.leaking:
-            device = self._started_recorder().device
-            sites = allocation_sites(function, device=device)
-            self._report = replace(report, sites=sites)
-        return self.finish()
+        check_integer("epochs", epochs, least=1)
+        check_truth("trace", trace)
+        run = self._started_run()
+        run.enter_block()
+        try:
+            for _ in range(epochs):
+                function()
+                run.end_epoch(stacklevel=_USER)
+            if trace:
+                run.trace(function)
+        except BaseException:
+            run.leave_block()
+            _tell_beside_an_error(run, stacklevel=_USER)
+            raise
+        run.leave_block()
+        return run.finish(stacklevel=_USER)
 
     def report(self) -> LeakReport:
         """Judge what was read so far.
@@ -270,29 +300,10 @@ class LeakDetector:
         Returns:
             The report; with holders when something leaks, which takes a second.
         """
-        self.start()
-        watch = self._started_recorder()
-        if self._report is None or self._report.epochs < watch.epoch:
-            # Paused first: a collection just before the first reading of what judging
-            # takes would hide that what had grown was garbage.
-            with watch.collector_paused(), watch.own_memory():
-                self._report = build_report(
-                    watch,
-                    warmup=self.warmup,
-                    tolerance=self.tolerance,
-                    limit=self.limit,
-                )
-                has_leak = any(
-                    counter.trend.rising for counter in self._report.counters
-                )
-                if has_leak and watch.collects_by_itself:
-                    # The search for holders leaves cycles.  Freed later they would be
-                    # taken for garbage of the user's.
-                    gc.collect()
-        return self._report
+        return self._started_run().ask()
 
     def __enter__(self) -> Self:
-        self.start()
+        self._started_run().enter_block()
         return self
 
     def __exit__(
@@ -301,11 +312,16 @@ class LeakDetector:
         error: object,
         traceback: object,
     ) -> None:
+        __tracebackhide__ = True
+        run = self._started_run()
+        run.leave_block()
         if kind is None:
-            self.finish()
+            run.finish(stacklevel=2)
+        else:
+            _tell_beside_an_error(run, stacklevel=2)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Watch a function whose every call is an epoch.
+        """Watch a function whose every call is an epoch; ``finish()`` judges.
 
         Args:
             function: Trains one epoch.
@@ -320,9 +336,10 @@ class LeakDetector:
 
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> T:
-            self.start()
+            __tracebackhide__ = True
+            run = self._started_run()
             result = function(*args, **kwargs)
-            self.end_epoch()
+            run.end_epoch(stacklevel=2)
             return result
 
         return watched
@@ -330,63 +347,79 @@ class LeakDetector:
     @property
     def has_started(self) -> bool:
         """Whether the first reading was taken."""
-        return self._watch is not None
+        return self._run is not None
 
-    def _started_recorder(self) -> EpochRecorder:
-        if self._watch is None:
-            message = "call start() first: the detector does not watch yet."
-            why = "epochs are counted from there"
-            fix = "detector.start(), or for epoch in detector.epochs(range(10))"
-            raise NotStartedError(message, why=why, fix=fix)
-        return self._watch
-
-    def _report_if_due(self) -> LeakReport | None:
-        """Take an epoch's reading; give a report where there may be a leak to tell."""
-        watch = self._started_recorder()
-        watch.end_epoch()
-        if self._has_reported:
-            return None
-        is_due = watch.epoch >= self._next_check
-        if is_due:
-            longer = round(watch.epoch * _CHECK_GROWTH)
-            self._next_check = max(watch.epoch + 1, longer)
-        # A glance, then a verdict without holders, and only then the whole report.
-        is_suspected = is_due and watch.might_leak() and self._is_suspected()
-        return self.report() if self._is_over_limit() or is_suspected else None
-
-    def _is_suspected(self) -> bool:
-        watch = self._started_recorder()
-        # What it keeps is subtracted: the first verdict loads modules.
-        with watch.collector_paused(), watch.own_memory():
-            counters = judge_counters(
-                watch.series(), tolerance=self.tolerance, warmup=self.warmup
+    def _started_run(self) -> WatchedRun:
+        """Take the first reading, unless it was taken."""
+        if self._run is None:
+            settings = RunSettings(
+                device=self.device,
+                warmup=self.warmup,
+                limit=self.limit,
+                tolerance=self.tolerance,
+                on_leak=self.on_leak,
+                every=self.every,
+                is_judged_by_owner=self._is_judged_by_owner,
             )
-        return any(counter.trend.rising for counter in counters)
+            run = WatchedRun(settings)
+            run.start()
+            self._run = run
+            # Also called when the process ends, by its exit handlers: variables of
+            # modules, and ``warnings``, are still there then.
+            weakref.finalize(self, run.end_unasked)
+        return self._run
 
-    def _is_over_limit(self) -> bool:
-        if self.limit is None:
-            return False
-        return self._started_recorder().used_bytes() > self.limit
 
-    def _raise_or_warn(self, report: LeakReport) -> None:
-        if report.ok:
-            return
-        self._has_reported = True
-        if self.on_leak == "warn":
-            # From here up: end_epoch or finish, and their caller, who sees the line.
-            warnings.warn(str(report), LeakWarning, stacklevel=4)
-        elif callable(self.on_leak):
-            self.on_leak(report)
-        else:
-            error = LeakError(str(report))
-            error.report = report
-            raise error
+class DetectorOfTest(LeakDetector):
+    """One that a test takes, and that is judged where the test ends."""
+
+    _is_judged_by_owner = True
+
+
+def _tell_beside_an_error(run: WatchedRun, *, stacklevel: int) -> None:
+    """Judge a run that an error of the user's has ended, which must reach the user."""
+    # They are raised where warnings are errors.
+    with contextlib.suppress(LeakWarning, NotJudgedWarning):
+        run.leave_early("An error has ended the run.", stacklevel=stacklevel + 1)
+
+
+def _limit_bytes(limit: int | str) -> int:
+    limit_bytes = size_in_bytes("limit", limit)
+    if limit_bytes == 0:
+        message = "limit must be a size above 0, got 0."
+        why = "any process uses more"
+        raise OptionError(message, why=why, fix="limit='8 GiB'")
+    return limit_bytes
 
 
 def _warmup_epochs(warmup: object) -> int | None:
-    if warmup == "auto":
+    if isinstance(warmup, str):
+        check_choice("warmup", warmup, ("auto",), "a number of epochs")
         return None
     return check_integer("warmup", warmup, least=0)
+
+
+def _check_epochs(iterable: object) -> None:
+    """Refuse what is no series of epochs."""
+    is_text = isinstance(iterable, str | bytes)
+    if hasattr(iterable, "__iter__") and not is_text:
+        return
+    message = f"epochs takes what to loop over, got {show_value(iterable)}."
+    why = "its letters are no epochs" if is_text else f"it is {kind_of(iterable)}"
+    raise OptionError(message, why=why, fix=f"epochs(range({_count_meant(iterable)}))")
+
+
+def _count_meant(value: object) -> int:
+    """Give the number of epochs that was meant; 100 where none is to be seen.
+
+    >>> _count_meant(30), _count_meant("12"), _count_meant(None), _count_meant(-1)
+    (30, 12, 100, 100)
+    """
+    try:
+        count = int(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return 100
+    return count if count > 1 else 100
 
 
 def check_detector(detector: object) -> None:

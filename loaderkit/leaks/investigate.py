@@ -102,6 +102,7 @@ def build_report(
         more_epochs=decision.more_epochs,
         limit_bytes=limit_bytes,
         limit_from=limit_from,
+        used_bytes=round(watch.used_bytes()),
         epochs_left=epochs_left,
     )
 

@@ -14,12 +14,8 @@ from loaderkit.leaks.shapes import best_ended, fit_bend
 from loaderkit.leaks.students_t import upper_tail
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from loaderkit.array_types import Floats
     from loaderkit.leaks.shapes import Bend
-
-    Floats = NDArray[np.float64]
 
 _CHANCE = 0.001
 """Chance at which noise looks like late growth, of one bend; those that are tried are
@@ -40,6 +36,8 @@ leak; measured on counters without noise."""
 class LateGrowth(NamedTuple):
     """Growth in the last epochs of a run."""
 
+    per_epoch: float
+    """How much comes with each of them."""
     epochs: float
     """For how long it has gone on."""
     more_epochs: int
@@ -64,7 +62,7 @@ def find_late_growth(
     >>> import numpy as np
     >>> flat, steps = [100.0] * 7, np.arange(9.0)
     >>> find_late_growth(steps, np.array([*flat, 140, 180]), floor=1, noise_floor=0.1)
-    LateGrowth(epochs=2.0, more_epochs=5)
+    LateGrowth(per_epoch=40.0, epochs=2.0, more_epochs=5)
     >>> find_late_growth(steps, np.array([*flat, 140, 140]), floor=1, noise_floor=0.1)
     """
     half = len(times) // 2
@@ -76,7 +74,7 @@ def find_late_growth(
             grown_for = float(times[-1] - times[begin + bend.at])
             flat_for = float(times[begin + bend.at] - times[0])
             more = math.ceil(_TIMES_AS_LONG * flat_for - grown_for)
-            return LateGrowth(grown_for, max(3, more))
+            return LateGrowth(bend.slope, grown_for, max(3, more))
     return None
 
 

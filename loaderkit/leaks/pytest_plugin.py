@@ -13,25 +13,21 @@ import json
 import re
 import unittest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import pytest
 
-from loaderkit.units import count_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from loaderkit.leaks.detector import LeakDetector
     from loaderkit.leaks.report import LeakReport
 
+T = TypeVar("T")
 MARK = "leak_free"
 PROPERTY = "loaderkit_leak"
 """Under this name a test's verdict travels to the summary, xdist and JUnit."""
-_OPTIONS = {"epochs", "device", "limit", "tolerance"}
-_DEFAULT_EPOCHS = 8
-_FEWEST_EPOCHS = 6
-"""As for ``assert_no_leak``, which this file must not import: it would load torch."""
+_OPTIONS = ("device", "epochs", "limit", "tolerance")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,27 +57,45 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def leak_epoch() -> int:
-    """The number of the call of a leak_free test, from 0."""
+def leak_epoch(request: pytest.FixtureRequest) -> int:
+    """The number of the call of a test marked leak_free: 0 in the first, then 1, 2 ...
+
+    For what is to differ from call to call, such as the name of a file.
+    """
+    if request.node.get_closest_marker(MARK) is None:
+        _fail(
+            "leak_epoch was taken by a test that is called once.",
+            why=f"it numbers the calls of a test that is marked {MARK}",
+            fix=f"@pytest.mark.{MARK}, or leak_detector to loop over epochs yourself",
+        )
     return 0
 
 
 @pytest.fixture
 def leak_detector(request: pytest.FixtureRequest) -> Iterator[LeakDetector]:
-    """A detector for a test that loops over epochs by itself; it raises at the end.
+    """A LeakDetector for a test that loops over epochs by itself.
 
-    A test that takes it and counts no epoch has looked at nothing: that is an error.
+    As in ``for epoch in leak_detector.epochs(range(12)): ...``. Its verdict fails the
+    test: at the end of the loop, or when the test ends, if the loop was left early. A
+    test that counts no epoch, or too few to tell, fails as well.
     """
-    _, settings = _read_settings(request.node)
-    detector = _make_detector(settings, on_leak="raise")
+    item = request.node
+    detector = _make_detector(_read_settings(item), on_leak="raise")
     failed_before = request.session.testsfailed
     yield detector
-    if not detector.has_started and request.session.testsfailed == failed_before:
-        _fail(
-            "leak_detector has counted no epoch, so nothing was looked at.",
-            why="it takes its readings where epochs begin and end",
-            fix="for epoch in leak_detector.epochs(range(12)): ...",
-        )
+    has_failed = request.session.testsfailed > failed_before
+    if not detector.has_started:
+        if not has_failed:
+            _fail(
+                "leak_detector has counted no epoch, so nothing was looked at.",
+                why="it takes its readings where epochs begin and end",
+                fix="for epoch in leak_detector.epochs(range(12)): ...",
+            )
+        return
+    report = detector.report()
+    _keep_verdict(item, report)
+    if not has_failed:
+        _judge(item, report, "leak_detector.epochs(range({}))")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -94,9 +108,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames  # noqa: SLF001 -- as pytest's own call
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in names}
     if "leak_detector" in arguments:
-        _read_settings(pyfuncitem)  # wrong ones fail here too
+        # It loops by itself, and is judged where the fixture ends.
+        _read_epochs(_read_settings(pyfuncitem))  # a wrong number fails here too
         function(**arguments)
-        _keep_verdict(pyfuncitem, arguments["leak_detector"].report())
         return True
 
     def call(epoch: int) -> None:
@@ -147,14 +161,17 @@ def _refuse_async(function: object) -> None:
 
 def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> None:
     """Call a test once an epoch; fail it if memory grows."""
-    epochs, settings = _read_settings(item)
+    settings = _read_settings(item)
+    epochs = _read_epochs(settings)
     detector = _make_detector(settings, on_leak=lambda _: None)
-    detector.start()
+    _unless_refused(settings, detector.start)
     failed_before = item.session.testsfailed
     for epoch in range(epochs):
         try:
             call(epoch)
         except Exception:
+            number = f"call {epoch + 1} of {epochs}"
+            _keep_row(item, _Row("not judged", f"not judged: {number} failed"))
             if epoch:
                 text = (
                     f"{MARK} calls a test {epochs} times with the same fixtures: "
@@ -170,56 +187,94 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
         detector.end_epoch()
     report = detector.report()
     _keep_verdict(item, report)
+    _judge(item, report, f"@pytest.mark.{MARK}(epochs={{}})")
+
+
+def _judge(item: pytest.Item, report: LeakReport, fix: str) -> None:
+    """Fail a test that leaks, or is too short to tell; warn where it is not known.
+
+    Args:
+        item: The test.
+        report: Of it.
+        fix: How a number of epochs is written in it, with ``{}`` for the number.
+    """
+    from loaderkit.errors import NotJudgedWarning
+    from loaderkit.leaks.run import is_too_short, why_undecided
+
     if report.leaking:
         pytest.fail(str(report), pytrace=False)
+    undecided = why_undecided(report)
+    if undecided is None:
+        return
+    undecided = undecided._replace(fix=fix.format(undecided.needed_epochs))
+    if is_too_short(report):
+        _fail(undecided.what, why=undecided.why, fix=undecided.fix)
+    # No failure: what noise decides would fail every now and then.
+    item.warn(NotJudgedWarning(str(undecided)))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print a line for each leak_free test, wherever it ran."""
-    rows = []
+    rows: dict[str, _Row] = {}
     for results in terminalreporter.stats.values():
         for result in results:
-            # Setup and teardown are reported with the same properties.
-            if getattr(result, "when", "") != "call":
-                continue
-            for name, value in result.user_properties:
+            # A fixture's verdict comes with the teardown, that of a marked test with
+            # its call, and again with its teardown.
+            for name, value in getattr(result, "user_properties", ()):
                 if name == PROPERTY:
-                    rows.append((result.nodeid, json.loads(value)))
+                    rows[result.nodeid] = _Row(**json.loads(value))
     if not rows:
         return
     terminalreporter.section("memory leaks (loaderkit)")
-    for nodeid, row in sorted(rows):
-        page = f"  [{row['page']}]" if row["page"] else ""
-        terminalreporter.line(f"{nodeid}: {row['headline']}{page}")
+    for nodeid, row in sorted(rows.items()):
+        page = f"  [{row.page}]" if row.page else ""
+        terminalreporter.line(f"{nodeid}: {row.headline}{page}")
 
 
-def _read_settings(item: pytest.Item) -> tuple[int, dict[str, Any]]:
+class _Settings(NamedTuple):
+    """How a test is watched."""
+
+    values: Mapping[str, object]
+    """Of the marker, else of the ini file; what neither has is missing."""
+    of_ini_file: frozenset[str]
+    """Which of them come from the ini file."""
+    ini_file: str
+    """Its name, for messages."""
+
+
+def _read_epochs(settings: _Settings) -> int:
+    """Give how often a marked test is called; fail it where that is no number."""
+    from loaderkit.arguments import check_integer
+    from loaderkit.leaks.checks import DEFAULT_EPOCHS
+    from loaderkit.leaks.trend import FEWEST_EPOCHS
+
+    value = settings.values.get("epochs", DEFAULT_EPOCHS)
+    if "epochs" in settings.of_ini_file and str(value).strip().isdecimal():
+        value = int(str(value))
+    return _unless_refused(
+        settings, lambda: check_integer("epochs", value, least=FEWEST_EPOCHS)
+    )
+
+
+def _read_settings(item: pytest.Item) -> _Settings:
     """Join the marker's arguments with the ini file's; wrong ones fail the test."""
     config = item.config
-    settings: dict[str, Any] = {}
-    for name in _OPTIONS:
-        value = config.getini(f"leak_{name}")
-        if value:
-            settings[name] = value
+    given = {name: config.getini(f"leak_{name}") for name in _OPTIONS}
+    values: dict[str, object] = {name: text for name, text in given.items() if text}
+    of_ini_file = frozenset(values)
     # The marker that is closest to the test comes first: its class may have one, too.
     mark = next(item.iter_markers(MARK), None)
     if mark is not None:
         _check_arguments(mark)
-        settings |= mark.kwargs
-    epochs = _read_epochs(settings.pop("epochs", _DEFAULT_EPOCHS), mark)
-    if epochs < _FEWEST_EPOCHS:
-        least = count_of(_FEWEST_EPOCHS, "epochs")
-        _fail(
-            f"{MARK} needs at least {least}, got {epochs}.",
-            why="the first are warm-up, and growth must go on behind them",
-            fix=f"{_where_set(mark, 'epochs')}={_DEFAULT_EPOCHS}",
-        )
-    return epochs, settings
+        values |= mark.kwargs
+        of_ini_file -= set(mark.kwargs)
+    ini_file = "" if config.inipath is None else config.inipath.name
+    return _Settings(values, of_ini_file, ini_file)
 
 
 def _check_arguments(mark: pytest.Mark) -> None:
     """Fail a test whose marker has arguments that it does not take."""
-    unknown = set(mark.kwargs) - _OPTIONS
+    unknown = set(mark.kwargs) - set(_OPTIONS)
     if not mark.args and not unknown:
         return
     unwanted = ", ".join(sorted(unknown)) or "a positional argument"
@@ -230,13 +285,8 @@ def _check_arguments(mark: pytest.Mark) -> None:
         fix = f"did you mean {', '.join(meant)}?"
     elif mark.args:
         fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"
-    why = f"it takes {', '.join(sorted(_OPTIONS))}, by name"
+    why = f"it takes {', '.join(_OPTIONS)}, by name"
     _fail(f"{MARK} got {unwanted}.", why=why, fix=fix)
-
-
-def _where_set(mark: pytest.Mark | None, name: str) -> str:
-    """Name a setting as it was given: in the marker, or in the ini file."""
-    return name if mark is not None and name in mark.kwargs else f"leak_{name}"
 
 
 def _fail(what: str, *, why: str, fix: str) -> NoReturn:
@@ -244,43 +294,52 @@ def _fail(what: str, *, why: str, fix: str) -> NoReturn:
     pytest.fail(f"{what}\n  why: {why}\n  fix: {fix}", pytrace=False)
 
 
-def _read_epochs(value: Any, mark: pytest.Mark | None) -> int:
+def _unless_refused(settings: _Settings, call: Callable[[], T]) -> T:
+    """Call what a wrong setting fails: no line of the test's code is at fault."""
+    from loaderkit.errors import OptionError
+
     try:
-        return int(value)
-    except (TypeError, ValueError):
-        pass
+        return call()
+    except OptionError as error:
+        problem = error
     # Outside of the handler: its traceback would be in the report.
-    _fail(
-        f"{MARK} needs a whole number of epochs, got {value!r}.",
-        why="the test is called so many times",
-        fix=f"{_where_set(mark, 'epochs')}={_DEFAULT_EPOCHS}",
-    )
+    name, equals, value = problem.fix.partition("=")
+    fix = problem.fix
+    if equals and name in settings.of_ini_file:
+        text = value.strip("'")
+        fix = f"leak_{name} = {text} in {settings.ini_file}"
+    what = f"{MARK} has a setting that cannot be. {problem.what}"
+    _fail(what, why=problem.why, fix=fix)
 
 
-def _make_detector(settings: dict[str, Any], on_leak: Any) -> LeakDetector:
-    from loaderkit.leaks.detector import LeakDetector
+def _make_detector(settings: _Settings, on_leak: Any) -> LeakDetector:
+    from loaderkit.leaks.detector import DetectorOfTest
 
-    device = settings.get("device")
-    sizes = {key: settings[key] for key in ("limit", "tolerance") if key in settings}
-    try:
-        return LeakDetector(device, on_leak=on_leak, **sizes)
-    except (TypeError, ValueError) as error:
-        problem = str(error)
-    # The test is not at fault: what is wrong is a setting, not a line of code.  Failing
-    # outside of the handler keeps the error's own traceback out of the report.
-    # What was given wrong is in the message, which has its why and its fix.
-    pytest.fail(f"{MARK} has a setting that cannot be. {problem}", pytrace=False)
+    options: dict[str, Any] = {
+        name: value for name, value in settings.values.items() if name != "epochs"
+    }
+    return _unless_refused(settings, lambda: DetectorOfTest(on_leak=on_leak, **options))
+
+
+class _Row(NamedTuple):
+    """What the summary, xdist and JUnit are told of a test."""
+
+    verdict: str
+    headline: str
+    bytes_per_epoch: int = 0
+    page: str = ""
+    """Path of the report that was asked for."""
 
 
 def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:
     """Keep the verdict for the summary and JUnit, and write the page asked for."""
-    row = {
-        "verdict": report.verdict,
-        "headline": report.headline,
-        "bytes_per_epoch": report.bytes_per_epoch,
-        "page": _write_report(item, report),
-    }
-    item.user_properties.append((PROPERTY, json.dumps(row)))
+    page = _write_report(item, report)
+    row = _Row(report.verdict, report.headline, report.bytes_per_epoch, page)
+    _keep_row(item, row)
+
+
+def _keep_row(item: pytest.Item, row: _Row) -> None:
+    item.user_properties.append((PROPERTY, json.dumps(row._asdict())))
 
 
 def _write_report(item: pytest.Item, report: LeakReport) -> str:

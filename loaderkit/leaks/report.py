@@ -71,6 +71,8 @@ class LeakReport(HasPage):
     """Memory that is there to be used up; None if unknown."""
     limit_from: str = ""
     """Which limit that is."""
+    used_bytes: int | None = None
+    """What counts against that limit, at the end."""
     epochs_left: int | None = None
     """Until the limit is reached; None when nothing grows."""
     period: str = "epoch"
@@ -121,7 +123,7 @@ class LeakReport(HasPage):
 
     def __str__(self) -> str:
         lines = [f"{self.headline}  ({self.run})"]
-        if self.epochs_left is not None and self.limit_bytes is not None:
+        if self.epochs_left and self.limit_bytes is not None:
             lines.append(
                 f"  {format_bytes(self.limit_bytes)} ({self.limit_from}) are used up "
                 f"in about {self._count(self.epochs_left)}"
@@ -178,7 +180,7 @@ class LeakReport(HasPage):
                 self.limit_bytes,
                 f"{format_bytes(self.limit_bytes)} ({self.limit_from})",
             )
-        if limit is not None and self.epochs_left is not None:
+        if limit is not None and self.epochs_left:
             lead.append(
                 f"{limit.label} are used up in about {self._count(self.epochs_left)}"
             )
@@ -211,7 +213,7 @@ class LeakReport(HasPage):
     def headline(self) -> str:
         """The verdict in a line."""
         if self.leaking and not self.leaks:
-            return "leaking: more memory is used than the limit allows"
+            return self._over_limit
         if self.leaking:
             fastest = self.leaks[0]
             rate = format_amount(fastest.trend.per_epoch, fastest.unit)
@@ -230,6 +232,14 @@ class LeakReport(HasPage):
             )
         noun = noun_of(self.period)
         return f"steady: nothing grows from {noun} to {noun}"
+
+    @property
+    def _over_limit(self) -> str:
+        """Say that more is used than may be, where nothing is known to leak."""
+        if self.used_bytes is None or self.limit_bytes is None:
+            return "over the limit: more memory is used than it allows"
+        used, allowed = map(format_bytes, (self.used_bytes, self.limit_bytes))
+        return f"over the limit: {used} are used, and {allowed} are allowed"
 
     def _count(self, epochs: int) -> str:
         """Count epochs, or what else the readings are taken after."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.array_types import Floats
+    from loaderkit.leaks.late_growth import LateGrowth
 
 Verdict: TypeAlias = Literal["leaking", "steady", "needs more epochs"]
 LEAKING: Final = "leaking"
@@ -45,6 +46,8 @@ _CHANCE_OF_HINT = 0.03
 one in 25 lines of 5 standard errors is missed."""
 FEWEST_READINGS = 5
 """Fewer readings than this after the warm-up say nothing."""
+FEWEST_EPOCHS = 6
+"""Of a test: one or two are warm-up."""
 _GOES_ON_NATS = 1.0
 """By so much a line must fit better than any ended shape.  Chosen: at 0.5 twice as many
 of the clean series in tests/leaks/series.py are called leaks; at 3 a noisy line of 8
@@ -224,8 +227,10 @@ def fit_trend(
     noise = _residual_deviation(times, values, slope)
 
     decision = _choose_verdict(times, values, slope, floor)
-    if decision.verdict != LEAKING:
-        decision = _unless_begun_late(decision, times, values, floor)
+    late = None if decision.verdict == LEAKING else _late_growth(times, values, floor)
+    if late is not None:
+        decision = _unless_begun_late(decision, late)
+        slope = late.per_epoch
     if sawtooth is not None:
         # What is left after each fall says how fast it grows beneath the saw.
         slope = sawtooth.slope
@@ -299,19 +304,21 @@ def _choose_verdict(
     return _ask_for_more(times[-1] - times[0], emptied_for, (from_line, from_steps))
 
 
-def _unless_begun_late(
-    decision: _Decision, times: list[float], values: list[float], floor: float
-) -> _Decision:
-    """Take a verdict back where the last epochs may be the beginning of a leak."""
+def _late_growth(
+    times: list[float], values: list[float], floor: float
+) -> LateGrowth | None:
+    """Look whether the last epochs may be the beginning of a leak."""
     if max(values) == min(values):
-        return decision
+        return None
     clean_times, clean_values = _without_spikes(times, values)
     noise_floor = _noise_floor(clean_values, floor)
-    late = find_late_growth(
+    return find_late_growth(
         clean_times, clean_values, floor=floor, noise_floor=noise_floor
     )
-    if late is None:
-        return decision
+
+
+def _unless_begun_late(decision: _Decision, late: LateGrowth) -> _Decision:
+    """Take a verdict back where the last epochs may be the beginning of a leak."""
     # A line through what was flat and rises would need far longer to be sure of.
     if decision.verdict == NEEDS_MORE and decision.more_epochs <= late.more_epochs:
         return decision

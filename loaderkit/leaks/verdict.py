@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from loaderkit.memory.counters import CounterName
 
 CAUSES: Mapping[CounterName, CounterName] = {
+    "anonymous": "malloc",
     "reserved": "allocated",
     "driver": "allocated",
     "device_used": "reserved",
 }
-"""Counters that grow with another one: what torch's allocator takes for tensors, what
-the driver gives to it."""
+"""Counters that grow with another one: pages with what malloc gives out, what torch's
+allocator takes for tensors, what the driver gives to it."""
 _MOST_EXPLAINED = 4.0
 """A counter grows with another one if it grows by no more than so many times as much:
 chosen above what rounding to segments and pieces that are lost between them add."""

@@ -43,6 +43,9 @@ _WORKERS_FREE_S = 0.0005
 _SLOW_SHARE = 0.0005
 """Of the time, for what takes long.  A tenth of what watching may cost in all: where
 epochs take 0.2 s, mappings are then read in the sparse epochs alone."""
+_READ_EACH_UNTIL = 8
+"""Until then everything is read after each epoch: a test has no more, and from six on
+each counter has the readings that a verdict needs."""
 _SUSPICIOUS_BLOCKS = 128
 """Growth an epoch that is looked into; half of what would be called a leak."""
 _SUSPICIOUS_OTHERS = 0.25
@@ -317,10 +320,7 @@ class EpochRecorder:
         """Tell whether this epoch is one of the few that are read in any case."""
         if self.epoch > 60:
             return False
-        if self.epoch <= 2:
-            return True
-        stride = 2 if self.epoch <= 8 else 4
-        return self.epoch % stride == 0
+        return self.epoch <= _READ_EACH_UNTIL or self.epoch % 4 == 0
 
     def _record_readings(self, readings: dict[AnyCounter, int]) -> None:
         for name, value in readings.items():

@@ -13,7 +13,7 @@ import torch
 
 import loaderkit
 from loaderkit import LeakDetector, assert_no_leak
-from loaderkit.errors import LeakError, OptionError
+from loaderkit.errors import LeakError, NotJudgedWarning, OptionError
 from loaderkit.leaks.detector import JUDGED_AFTER
 from loaderkit.memory.probes import present_devices, present_kinds
 
@@ -185,12 +185,23 @@ def test_the_limit_gives_the_epochs_that_are_left():
 
 @pytest.mark.slow
 def test_passing_the_limit_counts_at_once():
-    detector = LeakDetector("cpu", limit="1 MiB")
+    used = loaderkit.read_memory("cpu").get("anonymous")
+    detector = LeakDetector("cpu", limit=used + (200 << 20))
+    kept = []
 
-    with pytest.raises(LeakError, match="the limit that was set has been passed"):
-        detector.run(flat_epoch(), epochs=10)
+    with pytest.raises(LeakError, match=r"over the limit: .* are used") as raised:
+        detector.run(lambda: kept.append(torch.ones(80 << 20)), epochs=10)
 
     assert detector.report().epochs == 1
+    assert "are used up in about" not in str(raised.value)
+
+
+def test_a_limit_below_what_is_used_already_is_refused():
+    with pytest.raises(OptionError, match=r"limit=1\.00 MiB is less") as raised:
+        LeakDetector("cpu", limit="1 MiB").run(flat_epoch(), epochs=10)
+
+    size = raised.value.fix.partition("=")[2].strip("'")
+    assert LeakDetector("cpu", limit=size).run(flat_epoch(), epochs=6).ok
 
 
 @pytest.mark.slow
@@ -267,7 +278,9 @@ def test_garbage_that_goes_when_objects_are_counted_is_no_leak():
             node = Node()
             node.me, node.load = node, torch.randn(4096)
 
-    report = LeakDetector("cpu").run(epoch, epochs=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotJudgedWarning)
+        report = LeakDetector("cpu").run(epoch, epochs=30)
 
     assert report.verdict != "leaking"
 
@@ -324,9 +337,10 @@ def test_a_bounded_cache_that_fills_needs_more_epochs():
 
     ring = collections.deque(maxlen=500)
 
-    report = LeakDetector("cpu").run(
-        lambda: ring.extend(torch.randn(10, 1000)), epochs=10
-    )
+    with pytest.warns(NotJudgedWarning, match="deque `ring` has a bound"):
+        report = LeakDetector("cpu").run(
+            lambda: ring.extend(torch.randn(10, 1000)), epochs=10
+        )
 
     assert report.verdict == "needs more epochs"
     assert "has a bound" in str(report)
@@ -452,7 +466,8 @@ def test_a_program_that_has_just_been_started_is_given_time():
         child.stdout.readline()
 
     with child:
-        report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=20)
+        with pytest.warns(NotJudgedWarning, match="still starting up"):
+            report = LeakDetector("cpu", on_leak=id).run(epoch, epochs=20)
         child.stdin.close()
 
     assert report.verdict == "needs more epochs"

@@ -93,7 +93,7 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
         ]
     )
     pages = sorted(file.name for file in (pytester.path / "leak-reports").iterdir())
-    assert len(pages) == 3
+    assert len(pages) == 5
     assert pages[0].endswith("test_flat.html")
     tree = ElementTree.parse(pytester.path / "results.xml")
     values = [
@@ -101,7 +101,8 @@ def test_planted_leaks_fail_and_their_twins_pass(pytester):
         for entry in tree.iter("property")
         if entry.get("name") == "loaderkit_leak"
     ]
-    assert [v["verdict"] == "leaking" for v in values] == [True, False, False]
+    verdicts = [value["verdict"] for value in values]
+    assert verdicts == ["leaking", "steady", "steady", "steady", "leaking"]
 
 
 @pytest.mark.slow
@@ -113,8 +114,8 @@ def test_wrong_use_is_told(pytester):
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")  # no line of ours is at fault
     result.stdout.fnmatch_lines(
         [
-            "*needs at least 6 epochs, got 3*",
-            "  fix: epochs=8",
+            "*epochs must be an integer of at least 6, got 3.",
+            "  fix: epochs=6",
             "*leak_free got a positional argument.",
             "  why: it takes*by name",
             "  fix: @pytest.mark.leak_free(epochs=8)",
@@ -123,11 +124,13 @@ def test_wrong_use_is_told(pytester):
             "*cannot repeat an async test*",
             "  fix: *def test_async(): asyncio.run(_test_async())",
             "*assert 1 == 2*",
-            "*more memory is used than the limit allows*",
+            "*limit=1.00 KiB is less than is used already.",
+            "  why: * are in use before the first epoch",
+            "  fix: limit='* MiB'",
             "*tolerance must be a size such as '256 MiB', got '64 kittens'*",
-            "*needs a whole number of epochs, got 'many'*",
-            "  why: the test is called so many times",
-            "  fix: epochs=8",
+            "*epochs must be an integer of at least 6, got 'many'.",
+            "  why: its type is str",
+            "  fix: epochs=6",
         ]
     )
 
@@ -274,3 +277,126 @@ def test_what_fails_in_a_later_call_is_told_to_be_one(pytester):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*FileExistsError*", "*calls a test 8*1 passed*"])
     assert result.stdout.str().count("calls a test 8 times") == 1
+
+
+ENDS_EARLY = """
+import unittest
+import pytest
+
+retained, calls = [], []
+
+def test_break(leak_detector):
+    for epoch in leak_detector.epochs(range(40)):
+        retained.append(bytearray(300_000))
+        if epoch == 12:
+            break
+
+class TestOfUnittest(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _detector(self, leak_detector):
+        self.detector = leak_detector
+
+    def test_return(self):
+        for epoch in self.detector.epochs(range(40)):
+            retained.append(bytearray(300_000))
+            if epoch == 12:
+                return
+
+def test_steady_break(leak_detector):
+    for epoch in leak_detector.epochs(range(40)):
+        if epoch == 12:
+            break
+
+def test_error(leak_detector):
+    for epoch in leak_detector.epochs(range(40)):
+        if epoch == 12:
+            raise KeyError
+
+def test_too_few(leak_detector):
+    for epoch in leak_detector.epochs(range(3)):
+        pass
+
+def test_too_few_by_break(leak_detector):
+    for epoch in leak_detector.epochs(range(30)):
+        if epoch == 3:
+            break
+
+@pytest.mark.leak_free
+def test_late():
+    calls.append(1)
+    if len(calls) > 6:
+        retained.append(bytearray(400_000))
+
+@pytest.mark.leak_free
+def test_fails():
+    raise KeyError
+
+def test_number_of_no_call(leak_epoch):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_no_leak_test_is_green_in_silence(pytester):
+    pytester.makepyfile(ENDS_EARLY)
+    # As users have it; ours turns warnings into errors.
+    shown = "default::loaderkit.errors.NotJudgedWarning"
+
+    result = pytester.runpytest("-p", "no:cacheprovider", "-W", shown)
+
+    # Where the loop was left early, the test has passed, and its fixture fails.
+    result.assert_outcomes(passed=6, failed=2, errors=5, warnings=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_break*",
+            "leaking: 29* KiB more each epoch*",
+            "*ERROR at teardown of TestOfUnittest.test_return*",
+            "leaking: 29* KiB more each epoch*",
+            "*ERROR at teardown of test_too_few *",
+            "*3 epochs are too few to tell.",
+            "  fix: leak_detector.epochs(range(6))",
+            "*ERROR at teardown of test_too_few_by_break*",
+            "*ERROR at setup of test_number_of_no_call*",
+            "leak_epoch was taken by a test that is called once.",
+            "*NotJudgedWarning: Needs more epochs: about 4 to decide; 39* KiB more*",
+            "*why: it has grown for 2 epochs only, and may go on",
+            "*fix: @pytest.mark.leak_free(epochs=12)",
+            "*memory leaks (loaderkit)*",
+        ]
+    )
+    summary = result.stdout.str().rpartition("memory leaks (loaderkit)")[2]
+    rows = {
+        "TestOfUnittest::test_return": "leaking: ",
+        "test_break": "leaking: ",
+        "test_error": "steady: ",
+        "test_fails": "not judged: call 1 of 8 failed",
+        "test_late": "needs more epochs: ",
+        "test_steady_break": "steady: ",
+        "test_too_few": "needs more epochs: about ",
+        "test_too_few_by_break": "needs more epochs: about ",
+    }
+    for name, verdict in rows.items():
+        assert f"::{name}: {verdict}" in summary
+
+
+@pytest.mark.slow
+def test_undecided_tests_fail_where_their_warning_is_an_error(pytester):
+    pytester.makepyfile(ENDS_EARLY)
+    strict = "error::loaderkit.errors.NotJudgedWarning"
+
+    result = pytester.runpytest("-p", "no:cacheprovider", "-k", "late", "-W", strict)
+
+    result.assert_outcomes(failed=1)
+
+
+def test_pytest_tells_what_the_fixtures_are_for(pytester):
+    result = pytester.runpytest("--fixtures", "-p", "no:cacheprovider")
+
+    result.stdout.fnmatch_lines(
+        [
+            "leak_epoch*",
+            "*number of the call of a test marked leak_free*",
+            "leak_detector*",
+            "*LeakDetector for a test that loops over epochs by itself*",
+        ]
+    )
