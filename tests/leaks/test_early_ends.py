@@ -1,5 +1,6 @@
 """A run that was begun is judged, or it is said that it was not, however it ends."""
 
+import collections
 import contextlib
 import subprocess
 import sys
@@ -226,19 +227,42 @@ def test_who_has_looked_at_the_report_is_told_nothing_more():
         del detector
 
 
-@pytest.mark.slow
-def test_what_may_just_have_begun_is_told_by_a_check():
+def keep_from_a_call_on(first, last):
     kept, calls = [], []
 
     def epoch():
         calls.append(1)
-        if len(calls) > 6:
+        if first <= len(calls) <= last:
             kept.append(bytearray(400_000))
 
-    with pytest.warns(NotJudgedWarning, match=r"it has grown for \d epochs? only"):
-        report = assert_no_leak(epoch, epochs=8)
+    return epoch
 
-    assert report.verdict == "needs more epochs"
+
+@pytest.mark.slow
+def test_a_check_goes_on_until_growth_that_has_just_begun_is_known_to_be_a_leak():
+    with pytest.raises(LeakError) as raised:
+        assert_no_leak(keep_from_a_call_on(7, 100), epochs=8)
+
+    assert 8 < raised.value.report.epochs <= 24
+
+
+def test_its_twin_that_keeps_something_once_in_the_last_call_is_steady():
+    report = assert_no_leak(keep_from_a_call_on(8, 8), epochs=8)
+
+    assert report.verdict == "steady"
+
+
+@pytest.mark.slow
+def test_a_check_that_cannot_be_decided_says_so():
+    ring = collections.deque(maxlen=500)
+
+    with pytest.warns(NotJudgedWarning, match="fix: epochs=") as caught:
+        report = assert_no_leak(
+            lambda: ring.extend(bytearray(4000) for _ in range(10)), epochs=8
+        )
+
+    assert report.epochs == 24
+    assert caught[0].filename == __file__
 
 
 AT_THE_END_OF_THE_PROCESS = """
