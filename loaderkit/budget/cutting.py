@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("samples", "nodes", "tokens")
 """What a loss may be a mean over, by name."""
-Weighing = Literal["samples", "nodes", "tokens"]
 _MASK_NAMES = ("attention_mask", "mask")
 """Fields that are true where a sample has a token: Hugging Face's, and ``Padded``'s."""
 

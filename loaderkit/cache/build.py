@@ -156,8 +156,6 @@ class Build:
     path: Path
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What decides the bytes: samples and settings; given to ``resume``."""
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """What the builder had learned when the last shard was finished."""
     shards: ShardTableBuilder = field(default_factory=ShardTableBuilder)
     """The finished shards, those of an earlier run first.  What else is known of each
     is in its note on disk: 10,000 of them would take more memory than a shard."""
@@ -171,18 +169,6 @@ class Build:
     def writer(self) -> ShardWriter:
         """What writes its shards; it may be sent to another process."""
         return ShardWriter(self.path, self.plan.get("compression"))
-
-    def finished(self) -> Iterator[FinishedShard]:
-        """Read what is noted of the finished shards, one after the other.
-
-        Yields:
-            The shards in order.
-
-        Raises:
-            CacheError: A note cannot be read, or is not the one that was written.
-        """
-        for number in range(len(self.shards)):
-            yield self.read_note(number)
 
     def read_note(self, number: int) -> FinishedShard:
         """Read what is noted of a finished shard.
@@ -250,7 +236,6 @@ class Build:
     def take_in(self, finished: FinishedShard) -> None:
         """Make a finished shard the next one of the cache."""
         self.shards.add(finished.shard)
-        self.state = finished.state
 
     def add(
         self,
@@ -276,7 +261,6 @@ class Build:
         number = len(self.shards)
         shard = self.writer.write(number, buffer, state=state, evidence=evidence)
         self.shards.add(shard)
-        self.state = state
         return shard
 
     def adopt(self, shard: Shard, folder: Path) -> Shard:
@@ -313,24 +297,6 @@ class Build:
                 publish(partial, target)
         self.shards.add(adopted)
         return adopted
-
-    def discard_from(self, number: int) -> None:
-        """Forget the finished shards from one on; their files are deleted.
-
-        Args:
-            number: The first shard to forget.
-
-        Raises:
-            CacheError: A file cannot be deleted.
-        """
-        shards = ShardTableBuilder()
-        state: Mapping[str, Any] = {}
-        for finished in itertools.islice(self.finished(), number):
-            shards.add(finished.shard)
-            state = finished.state
-        with writing(self.path):
-            _delete_finished_shards(self.path, start=number)
-        self.shards, self.state = shards, state
 
     def keep_intact(self) -> None:
         """Take over the shards of an earlier run whose files are as they were written.

@@ -65,7 +65,6 @@ _OTHERWISE: dict[SampleKind, tuple[SampleKind, ...]] = {
 """What else samples may be described by, the likeliest first."""
 _GRAPH_COLUMNS = len(NAMES["graphs"])
 _NODES_COLUMN = 1
-_EDGES_COLUMN = 2
 _TOKENS_COLUMN = 1
 
 _SQUARED_COLUMNS: dict[SampleKind, list[int]] = {

@@ -261,7 +261,7 @@ def _as_dense(grad: torch.Tensor) -> torch.Tensor:
     return grad.to("cpu").double()
 
 
-def _deviation_error(share: float, weigh: Any) -> BudgetError:
+def _deviation_error(share: float, weigh: str | Callable[[Any], float]) -> BudgetError:
     """Say by how much pieces differ from the whole, and what may be the cause."""
     message = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
     why = (
