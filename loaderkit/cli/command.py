@@ -67,6 +67,7 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and the message, and what was probably meant."""
+        # argparse tells it as a text alone; of other Pythons the rest may differ.
         unknown = re.match(
             r"(?:unrecognized arguments: (-\S+)|argument COMMAND: .*?'(\S+?)')", message
         )

@@ -13,7 +13,10 @@ from torch_geometric.data import Data
 ATOMS = (6, 7, 8, 9, 15, 16, 17, 35, 53)
 """Atomic numbers that get a feature of their own; the rest share one."""
 NODE_FEATURES = len(ATOMS) + 1 + 4
+"""Which of these atoms it is, or another; its neighbours, charge and hydrogens, and
+whether it is aromatic."""
 EDGE_FEATURES = 4
+"""Whether a bond is single, aromatic, double or triple."""
 
 
 def read_molecules() -> list[Data]:
@@ -44,6 +47,7 @@ def as_graph(molecule: dict[str, Any]) -> Data:
     x = torch.cat([torch.nn.functional.one_hot(kinds, len(ATOMS) + 1), atoms[:, 1:]], 1)
     bonds = torch.tensor(molecule["bonds"]).reshape(-1, 3)
     both_ways = torch.cat([bonds, bonds[:, [1, 0, 2]]])
+    # The file has twice the order of a bond: 3 is an aromatic one, of order 1.5.
     orders = (both_ways[:, 2:] == torch.tensor([2, 3, 4, 6])).float()
     return Data(
         x=x.float(),

@@ -33,6 +33,7 @@ def named_dataset(text: str) -> Any:
     # Python starts without torch where no command needs it.
     from loaderkit.mistaken import mistaken_for_dataset
 
+    # A class has __len__ too, of its objects; a dataset may be callable, as some are.
     target = named_object(text)
     makes_a_dataset = isinstance(target, type) or not hasattr(target, "__len__")
     if not makes_a_dataset or not callable(target):

@@ -50,6 +50,7 @@ class TypedWords:
 
     def _option(self, setting: Setting, command: str) -> str:
         action = self._find_action(setting.name, command)
+        # An option that only Python has: told so, the user may at least look it up.
         if action is None:
             return str(setting)
         if not action.option_strings:
@@ -74,7 +75,8 @@ class TypedWords:
         if call.source:
             # Samples that code makes have a name in a file here.
             file, _, _ = source.rpartition(":")
-            file = file if file.endswith(".py") else "data.py"
+            if not file.endswith(".py"):
+                file = "data.py"
             before = f"samples = {call.source} in {file}, and "
             source = f"{file}:samples"
         quoted = [*map(_quote, (source, path))]

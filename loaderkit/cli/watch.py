@@ -25,6 +25,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long to look at --pid (default: until it ends)",
     )
+    # Not by ``has_page``: a script's page is written in the process that ran it.
     page = parser.add_argument(
         "--html", metavar="FILE", help="write a page with pictures too (default: no)"
     )
@@ -62,6 +63,7 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress
     )
+    # What stands there is wiped off, before the answer is printed.
     show_progress("")
     return result
 

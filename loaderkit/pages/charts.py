@@ -49,6 +49,11 @@ _VIEW = 1000
 _LOW_LINE = 0.15
 """Share of the height up to which the label of a limit stands above its line: below it
 would be on the numbers of the x axis."""
+_HEADROOM = 1.04
+"""How far an axis goes beyond the highest of its values; chosen: a line along the upper
+edge, or a bar up to it, would look cut off."""
+_LETTERS_OF_LINE = 40
+"""Of a readout, about: what a line break of it takes where lines are broken anyway."""
 _TICKS_WITH_UNIT = ("bytes", "s", "percent")
 """Units that are written behind each number of an axis; others are its name."""
 
@@ -300,8 +305,9 @@ def _scale_of_values(chart: Curves) -> Scale:
             for values in zip(*layers, strict=True)
             for top in itertools.accumulate(values)
         ]
+        # From 0, even where all layers are far above it: areas are compared by size.
         low, high = min([0.0, *tops, *limits]), max([0.0, *tops, *limits])
-        return scale_of(low * 1.04, high * 1.04 or 1.0, chart.unit)
+        return scale_of(low * _HEADROOM, high * _HEADROOM or 1.0, chart.unit)
     values = [value for series in chart.series for value in series.values]
     shown = [value for value in values if is_known(value)] + limits
     # Without a reading there is an empty plot.
@@ -342,6 +348,7 @@ def _areas_html(chart: Curves, x_scale: Scale, y_scale: Scale) -> list[str]:
     for series in chart.series:
         layer = _layer_of(series)
         top = [low + value for low, value in zip(floor, layer, strict=True)]
+        # Around the area: along its top, and back along the layer below.
         upper_edge = _stair_points(chart.x, top, x_scale, y_scale)
         lower_edge = _stair_points(chart.x, floor, x_scale, y_scale)[::-1]
         outline = " ".join([*upper_edge, *lower_edge])
@@ -379,6 +386,7 @@ def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
 def _histogram_html(chart: Histogram) -> str:
     # A size is a whole number, and stands in the middle of its bar.
     edges = [edge - 0.5 for edge in chart.edges]
+    # A limit is behind the bar of the last size that is within it.
     drawn_limits = _drawn_limits(chart.limits)
     limits = [limit.value + 0.5 for limit in drawn_limits]
     low = min([edges[0], *limits])
@@ -387,7 +395,7 @@ def _histogram_html(chart: Histogram) -> str:
         lambda most_ticks: scale_of(low, high, chart.x_unit, most_ticks=most_ticks),
         MOST_TICKS,
     )
-    y_scale = scale_of(0, max(chart.counts) * 1.04)
+    y_scale = scale_of(0, max(chart.counts) * _HEADROOM)
     shapes, readouts, positions = [], [], []
     for index, count in enumerate(chart.counts):
         left, right = x_scale.share(edges[index]), x_scale.share(edges[index + 1])
@@ -433,6 +441,7 @@ def _histogram_html(chart: Histogram) -> str:
 
 
 def _bars_html(chart: Bars) -> str:
+    # A limit far away makes the bars short: that is what it is to show.
     longest = max((bar.value for bar in chart.bars if is_known(bar.value)), default=0)
     has_mark = chart.limit is not None and is_known(chart.limit.value)
     if chart.limit is not None and has_mark:
@@ -502,7 +511,9 @@ def _frame_html(
     cursor = f'<span class="cursor" style="left: {positions[first]:.2%}"></span>'
     y_title = f'<p class="axis y-name">{escape_words(y_name)}</p>' if y_name else ""
     # The longest readout keeps its room, so that nothing jumps when another is shown.
-    longest = max(readouts, key=lambda text: len(text) + 40 * text.count("\n"))
+    longest = max(
+        readouts, key=lambda text: len(text) + _LETTERS_OF_LINE * text.count("\n")
+    )
     return (
         f"{y_title}"
         f'<div class="plot" role="group" aria-roledescription="chart" '
@@ -555,6 +566,7 @@ def _line_html(kind: str, start: tuple[float, float], end: tuple[float, float]) 
 
 
 def _svg_point(x_share: float, y_share: float) -> str:
+    # SVG counts from the top.
     return f"{x_share * _VIEW:.1f},{(1 - y_share) * _VIEW:.1f}"
 
 

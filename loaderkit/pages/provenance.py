@@ -42,6 +42,7 @@ def read_provenance() -> Provenance:
         if version is not None:
             versions.append((package, version))
     return Provenance(
+        # In UTC: a page is read elsewhere than it was made.
         made_at=datetime.now(timezone.utc),
         host=platform.node() or "a machine without a name",
         system=f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -26,6 +26,13 @@ _CLOCK_STEPS = {
     "h": (3.0, 6.0, 12.0, 24.0),
 }
 """By the name of the unit: what a clock shows in place of 50 minutes or 5 hours."""
+_PADDING = 0.08
+"""Share of the values' span that is left free beyond both ends.  Chosen: the label of a
+limit has room there."""
+_PADDING_OF_FLAT = 0.01
+"""Share of the value itself, where all are the same.  Chosen."""
+_ROUNDING = 1e-9
+"""What floats may miss a multiple of a step by: 0.3 / 0.1 is 2.9999999999999996."""
 _MILLIONS_FROM = 10_000_000
 """Counts as large as this are told in millions: "20 M", and not "20,000,000"."""
 
@@ -106,10 +113,10 @@ def scale_of(
     low, high = min(low, high), max(low, high)
     if high == low:
         # A counter that never moves is a line in the middle.
-        padding = abs(low) * 0.01 or 1.0
+        padding = abs(low) * _PADDING_OF_FLAT or 1.0
         low, high = low - padding, high + padding
     elif padded:
-        padding = 0.08 * (high - low)
+        padding = _PADDING * (high - low)
         low, high = low - padding, high + padding
     display_unit = _display_unit(max(abs(low), abs(high)), unit)
     values = _tick_values(low, high, display_unit, most_ticks)
@@ -185,9 +192,11 @@ def _tick_values(
     span = (high - low) / display_unit.size
     step = _nice_step(span, most_ticks, _CLOCK_STEPS.get(display_unit.name, ()))
     step = max(step, display_unit.smallest)
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first = math.ceil(low / display_unit.size / step - 1e-9)
-    last = math.floor(high / display_unit.size / step + 1e-9)
+    # As many digits as the step has: 0.05 is told by two.
+    digits = max(0, -math.floor(math.log10(step) + _ROUNDING))
+    first = math.ceil(low / display_unit.size / step - _ROUNDING)
+    last = math.floor(high / display_unit.size / step + _ROUNDING)
+    # Multiplied, and not added up: errors of rounding do not add up either.
     multiples = tuple(number * step for number in range(first, last + 1))
     return _TickValues(multiples, digits)
 
@@ -219,6 +228,7 @@ def _power_ticks(
     name = _BASE_NAMES.get(unit, "")
     values = _tick_values(low, high, _DisplayUnit(1.0, name, name), most_ticks)
     multiples = values.multiples
+    # As few digits as tell all labels apart.
     for digits in range(3, _LONGEST_DIFFERENCE):
         labels = [f"{value:.{digits}g} {name}".strip() for value in multiples]
         if len(set(labels)) == len(labels):
@@ -246,9 +256,9 @@ def _nice_step(
 ) -> float:
     """Give the smallest of 1, 2, 5, 10, 20, ... that makes few enough ticks."""
     rough = span / (most_ticks - 1)
+    # Below half of the first of them, seconds and minutes are counted like all else.
     if clock_steps and clock_steps[0] / 2 < rough <= clock_steps[-1]:
         return min(step for step in clock_steps if step >= rough)
     power = 10.0 ** math.floor(math.log10(rough))
-    return next(
-        nice * power for nice in _NICE_STEPS if nice * power >= rough * (1 - 1e-9)
-    )
+    steps = (nice * power for nice in _NICE_STEPS)
+    return next(step for step in steps if step >= rough * (1 - _ROUNDING))
