@@ -211,6 +211,29 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("mean", "std", "min", "max", "sum", "var", "median", "quantile", "describe"),
         (_NO_TABLE, "dataset.column(name), and its mean(), std(), ..."),
     ),
+    **dict.fromkeys(
+        ("columns", "dtypes"),
+        (_FIELDS, _INSPECT),
+    ),
+    "head": (_ROWS, "dataset[:5]"),
+    "tail": (_ROWS, "dataset[-5:]"),
+    "sample": (_ROWS, "dataset.shuffle()[:5]"),
+    "sort_values": (_ROWS, "dataset[dataset.column(name).argsort()]"),
+    **dict.fromkeys(
+        ("drop", "rename", "assign", "apply", "fillna", "replace", "join", "merge"),
+        (_FIELDS, _MAP),
+    ),
+    **dict.fromkeys(
+        ("dropna", "query", "where", "drop_duplicates"),
+        (_ROWS, "dataset.filter(lambda sample: sample[name] is not None)"),
+    ),
+    **dict.fromkeys(
+        ("groupby", "value_counts", "pivot_table", "corr", "plot", "hist", "nunique"),
+        (_NO_TABLE, "pandas.Series(dataset.column(name)), field by field"),
+    ),
+    "iterrows": (_ROWS, "for sample in dataset"),
+    "itertuples": (_ROWS, "for sample in dataset"),
+    "to_numpy": (_NO_TABLE, "dataset.column(name), which numpy.asarray takes"),
     "values": (_NO_TABLE, "dataset.column(name), one field of all samples"),
     # torchvision.datasets
     **dict.fromkeys(

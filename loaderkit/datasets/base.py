@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.datasets.opened import OpenedCache
 
-_KINDS_OF_KEYS = (str, int, float, tuple, PurePath, np.generic)
+_KINDS_OF_KEYS = (str, bytes, int, float, tuple, PurePath, np.generic)
 """What samples are named by, and are seldom themselves."""
 _ACCESSORS = ("__func__", "fget", "func")
 """Where methods of classes, properties and cached properties keep their functions."""
@@ -248,7 +248,11 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
                 return self.column(index)
             except DatasetError as error:
                 raise self._key_for_a_field(index) or error from None
-        return self.subset(normalize_indices(index, len(self)))
+        try:
+            rows = normalize_indices(index, len(self))
+        except OptionError as error:
+            raise self._key_for_rows(index) or error from None
+        return self.subset(rows)
 
     if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
 
@@ -377,6 +381,20 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         message = f"{name!r} is the key of a sample, and was asked for as a field."
         why = "dataset[text] gathers a field of all samples; samples have rows"
         return DatasetError(message, why=why, fix=f"dataset[{row}]")
+
+    def _key_for_rows(self, index: object) -> OptionError | None:
+        """Say that a key was given for rows, such as a pair of a name and a number."""
+        if not isinstance(index, _KINDS_OF_KEYS):
+            return None
+        row = self._row_of_key(key_text(index))
+        if row is None:
+            return None
+        message = (
+            f"{show_value(index)} is the key of a sample, and was asked for as rows."
+        )
+        why = "samples are read by their rows, which are counted from 0"
+        fix = f"dataset[{row}], or dataset[dataset.row_of({show_value(index)})]"
+        return OptionError(message, why=why, fix=fix)
 
     def _key_for_a_row(self, number: SupportsIndex) -> NoSuchRowError | None:
         """Say that a number is the key of a sample, where a row was asked for by it."""

@@ -268,13 +268,13 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
 
     >>> packed = Fingerprint("a", "k", 3)
     >>> differences(packed, Fingerprint("b", "m", 4))
-    ('load() has changed', '4 keys now, 3 when packed')
+    ('load() has changed, or a value that it reads', '4 keys now, 3 when packed')
     """
     changes = []
     if packed.version != now.version:
         changes.append(f"version {now.version!r} now, {packed.version!r} when packed")
     if packed.load != now.load:
-        changes.append("load() has changed")
+        changes.append("load() has changed, or a value that it reads")
     if packed.count != now.count:
         changes.append(
             f"{count_of(now.count, 'keys')} now, {packed.count:,} when packed"

@@ -53,7 +53,8 @@ def check_fresh(dataset: CachedSamples[Any]) -> None:
         why = f"{name} would make other samples than those in it"
         within = f"{name}(..., packing=PackOptions({{}}))"
         again = Setting("overwrite", value=True, within=within)
-        fix = Fix.of(again, f", or delete {dataset.cache}")
+        imported = "from loaderkit.datasets.pack import PackOptions"
+        fix = Fix.of(again, f" ({imported}), or delete {dataset.cache}")
         raise StaleCacheError(message, why=why, fix=fix)
 
 

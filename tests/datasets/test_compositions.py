@@ -39,7 +39,14 @@ NAMES = [["a", "bb", "c"], ["d", "a", "a", "e"], ["f"]]
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
     folder = tmp_path_factory.mktemp("named")
-    return [Named(keys, folder / f"{len(keys)}.lk") for keys in NAMES]
+    return [with_rows_twice(keys, folder / f"{len(keys)}.lk") for keys in NAMES]
+
+
+def with_rows_twice(keys, cache):
+    """Give a dataset of these keys; what ``keys()`` gives is distinct, rows are not."""
+    distinct = list(dict.fromkeys(keys))
+    dataset = Named(distinct, cache)
+    return dataset[[distinct.index(key) for key in keys]]
 
 
 def compose(datasets, keys, chance, depth=3):

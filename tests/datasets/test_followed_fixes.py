@@ -197,3 +197,41 @@ def test_columns_that_are_not_there_are_not_removed(samples, tmp_path):
 
     with pytest.raises(ValueError, match="remove_columns"):
         dataset.map(lambda sample: sample, remove_columns=["zz"])
+
+
+PANDAS_NAMES = [
+    *("columns", "dtypes", "head", "tail", "sample", "sort_values", "drop", "rename"),
+    *("apply", "fillna", "dropna", "query", "groupby", "value_counts", "iterrows"),
+    *("to_numpy", "iloc", "loc", "mean", "describe", "values", "shape"),
+]
+
+
+@pytest.mark.parametrize("name", PANDAS_NAMES)
+def test_a_name_of_pandas_is_answered_with_what_does_it_here(name, datasets):
+    with pytest.raises(AttributeError) as error:
+        getattr(datasets[0], name)
+
+    assert "help(dataset)" not in error.value.fix
+    assert "did you mean" not in error.value.fix
+    follow(error.value.fix, datasets[0], [0])
+
+
+class Pairs(loaderkit.SafeDataset):
+    def keys(self):
+        return [("a.npz", 0), ("a.npz", 4), pathlib.Path("b.npz"), b"c", 2.5]
+
+    def load(self, key):
+        return {"name": str(key)}
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_a_key_that_is_given_for_rows_is_answered_with_its_row(row, tmp_path):
+    pairs = Pairs(cache=tmp_path / "pairs.lk")
+    key = pairs.keys()[row]
+
+    with pytest.raises(LoaderkitError, match="is the key of a sample") as error:
+        pairs[key]
+
+    code = error.value.fix.split(", or ")
+    names = {"dataset": pairs, "PosixPath": pathlib.Path}
+    assert [eval(part, names) for part in code] == [{"name": str(key)}] * 2

@@ -172,3 +172,24 @@ def test_a_program_that_packs_twice_with_what_remembers_runs_twice(tmp_path):
     runs = [subprocess.check_output(command, cwd=tmp_path, text=True) for _ in range(2)]
 
     assert runs[0] == runs[1]
+
+
+class Scaled(loaderkit.SafeDataset):
+    def keys(self):
+        return range(3)
+
+    def load(self, key):
+        return {"row": key * SCALES["by"]}
+
+
+def test_a_stale_cache_is_packed_again_as_its_fix_says(tmp_path):
+    assert numbers(Scaled(cache=tmp_path / "c.lk")) == [0, 1, 2]
+    SCALES["by"] = 3
+
+    with pytest.raises(loaderkit.errors.StaleCacheError, match="a value that") as stale:
+        len(Scaled(cache=tmp_path / "c.lk"))
+    call, imported = re.match(r"(.*?\)\)) \((.*?)\)", stale.value.fix).groups()
+    names = {"Scaled": Scaled, "path": tmp_path / "c.lk"}
+    exec(imported, names)
+
+    assert numbers(eval(call.replace("...", "cache=path"), names)) == [0, 3, 6]
