@@ -722,7 +722,7 @@ PROTOCOLS = {
     "change": (change, "cannot be changed"),
     "delete": (delete, "cannot be changed"),
     "opening": (enter, "loaderkit.open_cache(path)"),
-    "samples": (lambda _: SafeDataset([1, 2]), "takes a path first"),
+    "samples": (lambda _: SafeDataset([1, 2]), "takes a path as raw"),
     "sizes": (lambda dataset: dataset.sizes()["bytes"], "sizes.bytes"),
     "size of one": (lambda dataset: dataset.sizes()[0], "read by attributes"),
     "device": (lambda _: MemoryMeter(0.1), "no device of that name"),
