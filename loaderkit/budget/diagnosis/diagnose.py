@@ -29,7 +29,10 @@ from loaderkit.budget.diagnosis.messages import (
     request_of,
 )
 from loaderkit.budget.diagnosis.page import advice_sections, amounts_sections
-from loaderkit.budget.environment.allocator_settings import ALLOCATOR_NAMES
+from loaderkit.budget.environment.allocator_settings import (
+    ALLOCATOR_NAMES,
+    DEFAULT_HIGH,
+)
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either
@@ -364,6 +367,15 @@ def _holders_of_memory(message: Message) -> list[str]:
     return listed or ["this process's own context and libraries count as others"]
 
 
+_MAC_SIZES_GIB = (4, 6, 8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+"""With how much memory Apple has sold machines, and telephones."""
+_LEAST_SHARE_OF_MAC, _MOST_SHARE_OF_MAC = 0.655, 0.76
+"""Of it Metal's working set has; chosen around two thirds and three quarters."""
+_LARGE_MAC_GIB = 64
+_LEAST_SHARE_OF_LARGE, _MOST_SHARE_OF_LARGE = 0.82, 0.86
+"""The same of machines from this size on; chosen around 84 %."""
+
+
 def _guess_mac_from_limit(limit: int) -> str:
     """Read the machine from the cap: 1.7 x a working set of 2/3 to 3/4 of its RAM.
 
@@ -373,14 +385,14 @@ def _guess_mac_from_limit(limit: int) -> str:
     >>> _guess_mac_from_limit(int(9.07 * 2**30))
     'the cap is 1.7 x 5.34 GiB by default: probably a machine of 8 GiB'
     """
-    working = limit / 1.7
-    sizes = (4, 6, 8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
-    share = {size: working / (size << 30) for size in sizes}
-    likely = [
-        size
-        for size, part in share.items()
-        if 0.655 <= part <= 0.76 or (size >= 64 and 0.82 <= part <= 0.86)
-    ]
+    working = limit / DEFAULT_HIGH
+    likely = []
+    for size in _MAC_SIZES_GIB:
+        share = working / (size << 30)
+        is_usual = _LEAST_SHARE_OF_MAC <= share <= _MOST_SHARE_OF_MAC
+        is_of_large = _LEAST_SHARE_OF_LARGE <= share <= _MOST_SHARE_OF_LARGE
+        if is_usual or (size >= _LARGE_MAC_GIB and is_of_large):
+            likely.append(size)
     named = " or ".join(str(size) for size in likely) or "an unusual number of"
     machine = f"probably a machine of {named} GiB"
     return f"the cap is 1.7 x {format_bytes(round(working))} by default: {machine}"

@@ -36,6 +36,23 @@ ALLOCATOR_NAMES = (*OLD_NAMES, UNIFIED)
 DEFAULT_HIGH, DEFAULT_LOW, MAX_RATIO = 1.7, 1.4, 2.0
 """Of the watermarks, as shares of Metal's recommended working set (torch 2.13,
 ``MPSAllocator.h``)."""
+_LOW_ABOVE_HIGH = 1
+_WATERMARK_OUT_OF_RANGE = 2
+_NO_LIMIT = 3
+_OVERRIDDEN_NAME = 4
+_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "number": 7, "name": 14}
+"""By what the reader of torch misses."""
+_SPLIT_BESIDE_SEGMENTS = 8
+_SEGMENTS_THAT_CRASH = 9
+_TOO_LATE = 10
+_UNKNOWN_NAME = 11
+_FALLBACK_WITHOUT_EFFECT = 12
+_FALLBACK_NO_NUMBER = 13
+_NO_SUCH_OPTION = 14
+_READ_IN_PART = 15
+_OTHER_REFUSAL = 16
+"""Numbers of the rules, which are the rows of ``docs/environment.md``; those from 17 on
+are in ``process_settings.py``."""
 Level = Literal["crash", "ignored", "danger", "slow", "useless"]
 """What a misconfiguration does."""
 LEVELS: tuple[Level, ...] = ("crash", "ignored", "danger", "slow", "useless")
@@ -162,7 +179,9 @@ def _mps_variables(setting: Setting) -> Iterator[EnvironmentFinding]:
         if value is None:
             continue
         why = f"there is no MPS on {setting.platform}: nothing reads it"
-        yield EnvironmentFinding(12, "useless", name, value, why, f"unset {name}")
+        yield EnvironmentFinding(
+            _FALLBACK_WITHOUT_EFFECT, "useless", name, value, why, f"unset {name}"
+        )
 
 
 def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -174,14 +193,16 @@ def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
         why += 'high watermark ratio"'
         fix = f"export {HIGH}=1 {LOW}=0.75"
-        yield EnvironmentFinding(2, "crash", HIGH, value, why, fix)
+        yield EnvironmentFinding(
+            _WATERMARK_OUT_OF_RANGE, "crash", HIGH, value, why, fix
+        )
         return
     if high == 0:
         why = "0 takes the limit away: macOS swaps, then freezes or kills the process"
         if not re.match(r"\s*[+-]?\.?0", value):
             why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
-        yield EnvironmentFinding(3, "danger", HIGH, value, why, fix)
+        yield EnvironmentFinding(_NO_LIMIT, "danger", HIGH, value, why, fix)
     yield from _low_watermark(setting, low, top)
 
 
@@ -193,7 +214,12 @@ def _low_watermark(
         why = 'it must not be below 0: the first use of MPS raises "invalid low '
         why += 'watermark ratio"'
         yield EnvironmentFinding(
-            2, "crash", LOW, setting.environ[LOW], why, f"unset {LOW}"
+            _WATERMARK_OUT_OF_RANGE,
+            "crash",
+            LOW,
+            setting.environ[LOW],
+            why,
+            f"unset {LOW}",
         )
     # 0 takes the high watermark away, and torch then holds the low one against its
     # greatest value.
@@ -213,7 +239,7 @@ def _low_watermark(
         less = f"{round(top * 0.75, 2):g}"
         fix = f"export {HIGH}={top:g} {LOW}={less}, or at run time "
         fix += f"torch.mps.set_per_process_memory_fraction({top:g})"
-        yield EnvironmentFinding(1, "crash", name, value, why, fix)
+        yield EnvironmentFinding(_LOW_ABOVE_HIGH, "crash", name, value, why, fix)
 
 
 def _read_ratio(setting: Setting, name: str) -> float | None:
@@ -234,18 +260,22 @@ def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
     if not re.match(r"\s*[+-]?\d", value):
         why = "torch reads it with std::stoi while it loads: no number, no import"
         yield EnvironmentFinding(
-            13, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
+            _FALLBACK_NO_NUMBER, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
         )
     elif setting.torch_imported and was_set_after_start(setting, FALLBACK):
         why = "torch reads it while it is imported; it was set inside this process, "
         why += "which counts only if that was before `import torch`"
         fix = f"{FALLBACK}={value} python train.py"
-        yield EnvironmentFinding(12, "ignored", FALLBACK, value, why, fix)
+        yield EnvironmentFinding(
+            _FALLBACK_WITHOUT_EFFECT, "ignored", FALLBACK, value, why, fix
+        )
     elif value.strip() != "0":
         why = "it sends operators that MPS lacks to the CPU; it frees no memory and "
         why += "moves nothing there when memory is short"
         fix = "keep it for missing operators; for memory see loaderkit.plan_batch"
-        yield EnvironmentFinding(12, "useless", FALLBACK, value, why, fix)
+        yield EnvironmentFinding(
+            _FALLBACK_WITHOUT_EFFECT, "useless", FALLBACK, value, why, fix
+        )
 
 
 def settings_variable(setting: Setting) -> str | None:
@@ -267,7 +297,9 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
         # The same options under two names are how one writes for several torches.
         if options_of(value) != options_of(other):
             why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
-            yield EnvironmentFinding(4, "ignored", name, value, why, f"unset {chosen}")
+            yield EnvironmentFinding(
+                _OVERRIDDEN_NAME, "ignored", name, value, why, f"unset {chosen}"
+            )
     new = setting.environ.get(UNIFIED)
     if new is None:
         return
@@ -281,7 +313,7 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
     else:
         return
     fix = f"export {old}={shlex.quote(new)}"
-    yield EnvironmentFinding(11, "ignored", UNIFIED, new, why, fix)
+    yield EnvironmentFinding(_UNKNOWN_NAME, "ignored", UNIFIED, new, why, fix)
 
 
 def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -295,16 +327,12 @@ def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
     yield from _conflicting_options(name, value, setting)
 
 
-_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "number": 7, "name": 14}
-"""Of the finding, by what the reader of torch misses."""
-
-
 def _rejected_by_torch(
     name: str, value: str, reading: SettingsReading, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
-    # 16: torch refuses what our reading of its rules would let pass.
-    number = 16
+    # Torch may refuse what our reading of its rules would let pass.
+    number = _OTHER_REFUSAL
     if reading.rejected is not None:
         number = _NUMBER_OF_CAUSE[reading.rejected.cause]
     if setting.asked_torch:
@@ -335,17 +363,17 @@ def _without_effect(
     for option in reading.options:
         if option.is_known and option.taken is not None:
             why = f"torch takes {option.name}:{option.value} for {option.taken}"
-            yield EnvironmentFinding(15, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, why, fix)
         elif option.name in CUDA_OPTIONS and not option.is_known:
             why = f"only builds for CUDA and ROCm read {option.name}"
-            yield EnvironmentFinding(15, "useless", name, value, why, fix)
+            yield EnvironmentFinding(_READ_IN_PART, "useless", name, value, why, fix)
         elif not option.is_known:
             near = nearest_option(option.name)
             why = f"torch has no option {option.name!r} and skips it"
             why += f": probably {near} is meant" if near else _known_options(setting)
-            yield EnvironmentFinding(14, "ignored", name, value, why, fix)
+            yield EnvironmentFinding(_NO_SUCH_OPTION, "ignored", name, value, why, fix)
     for warning in reading.warnings:
-        yield EnvironmentFinding(15, "ignored", name, value, warning, fix)
+        yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, warning, fix)
 
 
 def _known_options(setting: Setting) -> str:
@@ -367,13 +395,15 @@ def _conflicting_options(
         why = "expandable segments are never split by size: max_split_size_mb does "
         why += "nothing beside them"
         fix = f"export {name}=expandable_segments:True"
-        yield EnvironmentFinding(8, "useless", name, value, why, fix)
+        yield EnvironmentFinding(
+            _SPLIT_BESIDE_SEGMENTS, "useless", name, value, why, fix
+        )
     if setting.backend == "hip":
         why = "expandable segments crash on ROCm (pytorch issue 187343)"
-        yield EnvironmentFinding(9, "crash", name, value, why, plain)
+        yield EnvironmentFinding(_SEGMENTS_THAT_CRASH, "crash", name, value, why, plain)
     elif setting.shares_device_tensors:
         why = "tensors in expandable segments cannot be shared with other processes"
-        yield EnvironmentFinding(9, "crash", name, value, why, plain)
+        yield EnvironmentFinding(_SEGMENTS_THAT_CRASH, "crash", name, value, why, plain)
 
 
 def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -388,7 +418,7 @@ def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
     in_effect = setting.effective or "none"
     why = f"torch has read its settings already: {in_effect} are in effect"
     fix = f"{name}={now} python train.py, or loaderkit.configure_allocator(...)"
-    yield EnvironmentFinding(10, "ignored", name, now, why, fix)
+    yield EnvironmentFinding(_TOO_LATE, "ignored", name, now, why, fix)
 
 
 def was_set_after_start(setting: Setting, name: str) -> bool:

@@ -371,7 +371,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
             reused = args[0]
         args, kwargs = self._without_stale_values(func, args, kwargs)
-        self._held_bytes = _bytes_of_bags(func, args)
+        self._held_bytes = _bytes_of_bags(func, args, kwargs)
         if func in _INDEXED:
             self._raise_if_refused(mask_error_of(*args[:2]))
             positions, self._held_bytes = self._positions_of_masks(args[1], func)
@@ -819,7 +819,7 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
 
 
-def _bytes_of_bags(func: OpOverload, args: Args) -> int:
+def _bytes_of_bags(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
     """Count what the backward pass of bags holds by the words that are in them.
 
     Small calls, with words and bags of zeros, cannot show it (``EmbeddingBag.cpp``).
@@ -829,11 +829,11 @@ def _bytes_of_bags(func: OpOverload, args: Args) -> int:
     """
     if func is not _aten._embedding_bag_backward.default:
         return 0
-    if args[8] == _MAXIMUM_OF_BAG:
-        return _bytes_of_full_bags(args)
-    gradient, words, is_sparse = args[0], args[1], args[9]
-    padding = args[11] if len(args) > 11 else -1
-    if not is_sparse or padding < 0:
+    named = arguments_by_name(func, args, kwargs)
+    if named["mode"] == _MAXIMUM_OF_BAG:
+        return _bytes_of_full_bags(named)
+    gradient, words, padding = named["grad"], named["indices"], named["padding_idx"]
+    if not named["sparse"] or padding < 0:
         return 0
     # A gradient and a mask of all words, and a list of those that are no padding.
     words_listed = len(words)
@@ -843,13 +843,13 @@ def _bytes_of_bags(func: OpOverload, args: Args) -> int:
     return int(len(words) * row_bytes + words_listed * torch.int64.itemsize)
 
 
-def _bytes_of_full_bags(args: Args) -> int:
+def _bytes_of_full_bags(named: Kwargs) -> int:
     """Count what the backward pass of bags' maxima takes out of those not empty.
 
     A position of each such bag, its gradient, and which rows had the maxima.
     """
-    gradient, words, offsets, rows_of_maxima = args[0], args[1], args[2], args[5]
-    padding = args[11] if len(args) > 11 else -1
+    gradient, rows_of_maxima = named["grad"], named["maximum_indices"]
+    words, offsets, padding = named["indices"], named["offsets"], named["padding_idx"]
     full_bags = len(gradient)
     if not _is_fake(words) and not _is_fake(offsets):
         counted = (words != padding).cumsum(0)
