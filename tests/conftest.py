@@ -1,5 +1,6 @@
 """Skips by capability, said aloud; and the profile for hypothesis."""
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -156,23 +157,49 @@ def begin_shares_with_long_tests(items, process_count):
     return ordered
 
 
-QUICK_SHARE = 4
-"""Of a law's many cases, one in so many runs among the quick tests."""
+SHARE_OF_CASES = 4
+"""Of a law's many cases one in so many is quick; of long cases one in so many runs."""
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--every-case",
+        action="store_true",
+        help="run all cases of the laws whose cases take long, and not a quarter",
+    )
+
+
+def checksum_of(item):
+    # Of its name: every fourth would be the same value of a parameter that has four.
+    return zlib.crc32(item.name.encode())
+
+
+def leave_out_long_cases(config, items):
+    """Take a share of the long cases of each law; pytest counts the others."""
+    laws = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("long_cases"):
+            laws[item.path, item.originalname].append(item)
+    left_out = set()
+    for cases in laws.values():
+        cases.sort(key=checksum_of)
+        left_out.update(cases[-(-len(cases) // SHARE_OF_CASES) :])
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 # before pytest leaves out what -m does not choose
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("every_case"):
+        leave_out_long_cases(config, items)
     if hasattr(config, "workerinput"):
         process_count = config.workerinput["workercount"]
         items[:] = begin_shares_with_long_tests(items, process_count)
     for item in items:
-        # By a checksum of its name: every fourth would be the same value of a parameter
-        # that has four.
-        if (
-            item.get_closest_marker("many_cases")
-            and zlib.crc32(item.name.encode()) % QUICK_SHARE
-        ):
+        is_of_many = item.get_closest_marker("many_cases")
+        if is_of_many and checksum_of(item) % SHARE_OF_CASES:
             item.add_marker(pytest.mark.slow)
     addressed = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if addressed:

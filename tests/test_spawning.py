@@ -15,6 +15,7 @@ METHODS = sorted(set(multiprocessing.get_all_start_methods()) - {"fork"})
 
 
 @pytest.mark.slow
+@pytest.mark.long_cases
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", WAYS)
 def test_what_is_said_of_a_class_is_what_a_new_process_finds(tmp_path, name, method):

@@ -452,14 +452,9 @@ class CountsEpochs(SaysItsState):
 
 
 @pytest.mark.slow
+@pytest.mark.long_cases
 @pytest.mark.parametrize(
-    ("workers", "persistent"),
-    [
-        (0, False),
-        (1, False),
-        pytest.param(2, False, marks=pytest.mark.slow),
-        pytest.param(2, True, marks=pytest.mark.slow),
-    ],
+    ("workers", "persistent"), [(0, False), (1, False), (2, False), (2, True)]
 )
 @pytest.mark.parametrize("kind", [OwnIterator, CountsEpochs])
 @pytest.mark.parametrize(("epoch", "given"), [(0, 0), (0, 2), (1, 0), (1, 3)])
