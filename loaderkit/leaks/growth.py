@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.patterns import PATTERNS, PatternName
+from loaderkit.leaks.periods import plural_of
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_bytes
 
@@ -25,6 +27,11 @@ RESOURCES: Mapping[Resource, str] = {
 """What is counted and is not memory, and how to call it; causes before effects."""
 _EXPLAINED_SHARE = 0.1
 """Chosen: items are weighed by a sample, and what they share counts once."""
+
+_WHOLE_SHARE = 0.005
+"""Chosen: a count that is so near to a whole number is said as that."""
+_MOST_EPOCHS_NAMED = 1_000
+"""Chosen: what comes less often than once in so many epochs is hardly counted."""
 
 
 @answer_wrong_names()
@@ -72,20 +79,35 @@ class Growth(HasCard):
             location = self.holder.line or self.holder.where
             if location:
                 holder += f" in {location}"
+        count, each = self._count_and_time(period)
         if self.what in RESOURCES.values():
-            subject = f"{self.per_epoch:.4g} more {self.what} each {period}"
+            subject = f"{count} more {self.what} {each}"
             subject += f", kept by{holder}" if holder else ""
             subject += f" ({self.items})"
         else:
             subject = f"{self.what}{holder}"
             if self.items:
-                subject += f" keeps {self.per_epoch:.4g} {self.items} more"
+                subject += f" keeps {count} {self.items} more {each}"
             else:
-                subject += " grows"
-            subject += f" each {period}"
+                subject += f" grows each {period}"
             if self.bytes_per_epoch:
                 subject += f", {format_bytes(self.bytes_per_epoch)}"
+                # Beside a count of several epochs it is to be said of how many.
+                subject += "" if each == f"each {period}" else f" each {period}"
         return f"{subject}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
+
+    def _count_and_time(self, period: str) -> tuple[str, str]:
+        """Say how many came in which time: "7", "in 6 epochs" is no 1.167 an epoch."""
+        nearest = round(self.per_epoch)
+        if nearest and abs(self.per_epoch - nearest) <= _WHOLE_SHARE * nearest:
+            return f"{nearest:,}", f"each {period}"
+        if self.per_epoch <= 0:
+            return f"{self.per_epoch:.3g}", f"each {period}"
+        share = Fraction(self.per_epoch).limit_denominator(_MOST_EPOCHS_NAMED)
+        if not share:
+            return "less than 1", f"each {period}"
+        epochs = share.denominator
+        return f"{share.numerator:,}", f"in {epochs:,} {plural_of(period)}"
 
 
 def is_held(growth: Growth) -> bool:

@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from loaderkit.leaks.periods import noun_of, plural_of
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
 from loaderkit.pages.charts import Band, Curves, Limit, Segment, Series
 from loaderkit.pages.document import Section, Table
@@ -105,25 +106,6 @@ def verdict_in_words(verdict: Verdict, period: str) -> str:
     'needs more windows of 500 ms'
     """
     return verdict.replace("epochs", plural_of(period))
-
-
-def noun_of(period: str) -> str:
-    """Write what is called an epoch without its length, where that was said.
-
-    >>> noun_of("epoch"), noun_of("window of 500 ms")
-    ('epoch', 'window')
-    """
-    return period.partition(" ")[0]
-
-
-def plural_of(period: str) -> str:
-    """Write more than one of what is called an epoch.
-
-    >>> plural_of("epoch"), plural_of("window of 500 ms")
-    ('epochs', 'windows of 500 ms')
-    """
-    noun, _, attribute = period.partition(" ")
-    return f"{noun}s {attribute}".strip()
 
 
 def worst_first(counters: Sequence[CounterTrend]) -> list[CounterTrend]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,10 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.page import (
     curves_sections,
     growth_sections,
-    noun_of,
     numbers_section,
-    plural_of,
     verdict_in_words,
 )
+from loaderkit.leaks.periods import noun_of, plural_of
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, Verdict
 from loaderkit.leaks.verdict import effects_among
 from loaderkit.named_files import write_named_file
@@ -164,9 +164,10 @@ class LeakReport(HasPage):
         """Give it as plain values.
 
         Returns:
-            Ready for :func:`json.dumps`.
+            Ready for :func:`json.dumps`; None for a number that is not finite, which
+            JSON has no word for.
         """
-        values = asdict(self)
+        values: dict[str, Any] = _finite_or_none(asdict(self))
         for row, text in zip(values["growths"], self.growth_texts, strict=True):
             row["text"] = text
         return values | {"bytes_per_epoch": self.bytes_per_epoch, "text": str(self)}
@@ -207,7 +208,9 @@ class LeakReport(HasPage):
         Raises:
             NotWrittenError: The file cannot be written; also an ``OSError``.
         """
-        return write_named_file(path, json.dumps(self.to_json(), indent=1) + "\n")
+        return write_named_file(
+            path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
+        )
 
     @property
     def headline(self) -> str:
@@ -313,6 +316,21 @@ class LeakReport(HasPage):
             words = f" {verb} steady" if are_steady else ""
             lines.append(f"  {count_of(hidden_count, 'more counters')}{words}")
         return lines
+
+
+def _finite_or_none(value: Any) -> Any:
+    """Copy plain values, with None in the place of infinity and of what is no number.
+
+    >>> _finite_or_none({"noise": float("nan"), "values": (1.5, float("inf"))})
+    {'noise': None, 'values': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: _finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite_or_none(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _table_line(counter: CounterTrend, period: str) -> str:

@@ -205,6 +205,8 @@ def fit_trend(
     >>> fit_trend([50, 90, 100, 100, 100, 100, 100, 100]).verdict
     'steady'
     """
+    if not readings:
+        return Trend(NEEDS_MORE, 0.0, 0.0, 0.0, 0, FEWEST_READINGS, "it was not read")
     times = list(map(float, range(len(readings)) if at is None else at))
     values = list(map(float, readings))
     cut = _end_of_warmup(values, floor) if warmup is None else warmup

@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 CAUSES: Mapping[CounterName, CounterName] = {
     "anonymous": "malloc",
+    "mappings": "threads",
     "reserved": "allocated",
     "driver": "allocated",
     "device_used": "reserved",
 }
-"""Counters that grow with another one: pages with what malloc gives out, what torch's
-allocator takes for tensors, what the driver gives to it."""
+"""Counters that grow with another one: pages with what malloc gives out, the stacks of
+threads, what torch's allocator takes for tensors, what the driver gives to it."""
 _MOST_EXPLAINED = 4.0
 """A counter grows with another one if it grows by no more than so many times as much:
 chosen above what rounding to segments and pieces that are lost between them add."""
@@ -163,7 +164,7 @@ def judge_counters(
     series = {name: _readings_known(readings) for name, readings in series.items()}
     rarely_read = read_too_seldom(series)
     for name, readings in series.items():
-        if name in rarely_read or not is_judged(name):
+        if name in rarely_read or not is_judged(name) or not readings[0]:
             continue
         floor = floor_of(name, tolerance)
         if isinstance(name, WorkerName):

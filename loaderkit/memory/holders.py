@@ -211,6 +211,9 @@ class _Search:
         change = "" if not file else mutation_line(file, _grown_name(name))
         if "." in name:
             change = self._line_of_attribute(module_globals)
+            if file and not change:
+                # Code of the module that has the variable: ``variable.attribute``.
+                change = mutation_line(file, name.partition("[")[0])
         return Holder("global", f"{module}.{name}".lstrip("."), "", change)
 
     def _class_of(self, owner: type) -> Iterator[Holder]:
@@ -281,7 +284,9 @@ class _Search:
         for kind in (owner if is_a(owner, type) else type(owner)).__mro__:
             file = _file_of_module(kind.__module__)
             if file and not is_library_file(file):
+                # Code of the class itself, else what is written as ``Class.name``.
                 line = mutation_line(file, f".{name}", class_name=kind.__name__)
+                line = line or mutation_line(file, f"{kind.__name__}.{name}")
                 if line:
                     return line
         return ""

@@ -37,7 +37,10 @@ _GROWING_FUNCTIONS = {"heappush", "insort", "insort_left", "insort_right"}
 
 
 class _MutationLines(NamedTuple):
-    """Line numbers of a file, by the name of a variable or (``.name``) an attribute."""
+    """Line numbers of a file, by the name of a variable or (``.name``) an attribute.
+
+    Where a variable has the attribute, also by both: ``Registry.items`` of a class.
+    """
 
     growing: dict[str, list[int]]
     """Where a container is made to hold more."""
@@ -65,7 +68,8 @@ def mutation_line(
 
     Args:
         file: Path of a source file; one without source gives nothing.
-        name: A variable such as "history", or an attribute such as ".history".
+        name: A variable such as "history", an attribute such as ".history", or the
+            attribute of a variable or class, such as "Registry.history".
         near: A line of the function that has the variable.
         is_local: Only lines count of the function that ``near`` is in, or of one
             around it: another function may call something of its own the same.
@@ -163,7 +167,8 @@ def _mutation_lines(file: str) -> _MutationLines:
         grown = _grown_by(node)
         if grown is not None:
             number = getattr(node, "lineno", 0)
-            mutations.growing.setdefault(_base_name(grown), []).append(number)
+            for name in _base_names(grown):
+                mutations.growing.setdefault(name, []).append(number)
     return mutations
 
 
@@ -190,13 +195,17 @@ def _note_assignment(
     for target in targets:
         is_item = isinstance(target, ast.Subscript)
         lines = mutations.growing if is_item else mutations.setting
-        lines.setdefault(_base_name(target), []).append(node.lineno)
+        for name in _base_names(target):
+            lines.setdefault(name, []).append(node.lineno)
 
 
-def _base_name(node: ast.AST) -> str:
-    """Name what is grown: ``self.a["b"]`` is ".a"."""
+def _base_names(node: ast.AST) -> list[str]:
+    """Name what is grown: ``C.a["b"]`` is ".a", and "C.a"."""
     while isinstance(node, ast.Subscript):
         node = node.value
-    if isinstance(node, ast.Attribute):
-        return f".{node.attr}"
-    return node.id if isinstance(node, ast.Name) else ""
+    if not isinstance(node, ast.Attribute):
+        return [node.id if isinstance(node, ast.Name) else ""]
+    names = [f".{node.attr}"]
+    if isinstance(node.value, ast.Name):
+        names.append(f"{node.value.id}.{node.attr}")
+    return names

@@ -1,16 +1,22 @@
 """Pure: the verdict over a run follows from what was seen, rule by rule."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import (
     Collected,
     RunEvidence,
     decide,
     judge_counters,
+    overall,
 )
 from loaderkit.memory.counters import WorkerName
 from loaderkit.memory.holder import Holder
@@ -137,3 +143,59 @@ def test_a_leak_whose_objects_were_not_counted_says_so():
 
     assert decision.verdict == LEAKING
     assert "objects were not counted in time" in decision.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "words"),
+    [
+        (1, "keeps 1 Tensor more each epoch"),
+        (20.0, "keeps 20 Tensor more each epoch"),
+        (7 / 6, "keeps 7 Tensor more in 6 epochs"),
+        (13 / 12, "keeps 13 Tensor more in 12 epochs"),
+        (0.2, "keeps 1 Tensor more in 5 epochs"),
+        (1234.001, "keeps 1,234 Tensor more each epoch"),
+        (1e-9, "keeps less than 1 Tensor more each epoch"),
+    ],
+)
+def test_what_is_counted_is_said_in_whole_numbers(per_epoch, words):
+    growth = Growth("kept tensors", "list", "Tensor", per_epoch, 3 << 20)
+
+    assert words in str(growth)
+    assert "3.00 MiB" in str(growth)
+    assert "more open files" in str(replace(growth, what="open files"))
+
+
+@given(per_epoch=st.floats(0, 1e9))
+def test_no_count_has_a_point(per_epoch):
+    growth = Growth("kept tensors", "list", "Tensor", per_epoch, 0)
+
+    count = str(growth).partition("keeps ")[2].partition(" Tensor")[0]
+
+    assert per_epoch == 0 or "." not in count
+
+
+NUMBERS_OF_ANY_KIND = st.one_of(
+    st.floats(-1e12, 1e18), st.sampled_from([math.nan, math.inf, -math.inf])
+)
+
+
+@given(
+    values=st.lists(NUMBERS_OF_ANY_KIND, max_size=12),
+    field=st.sampled_from(["per_epoch", "low", "noise", "detectable"]),
+    number=NUMBERS_OF_ANY_KIND,
+)
+@settings(max_examples=60)
+def test_a_report_of_any_numbers_is_json(values, field, number):
+    counters = judge_counters({"malloc": (range(len(values)), values)})
+    verdict, more = overall(counters)
+    counters = [
+        replace(counter, trend=replace(counter.trend, **{field: number}))
+        for counter in counters
+    ]
+    report = LeakReport(
+        verdict, len(values), 1.0, "cpu", tuple(counters), (), more_epochs=more
+    )
+
+    text = json.dumps(report.to_json(), allow_nan=False)
+
+    assert json.loads(text)["verdict"] == verdict

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import importlib
 import random
 import re
 import sys
@@ -271,6 +272,49 @@ def test_all_lines_that_grow_a_name_are_named(tmp_path):
     assert mutation_line(str(file), "b") == "train.py:3"
     assert mutation_line(str(file), ".c") == "train.py:4"
     assert mutation_line(str(file), "d") == ""
+
+
+ATTRIBUTES = """
+class Registry:
+    items = []
+
+    def add(self, item):
+        pass
+
+class Trainer:
+    def __init__(self):
+        self.history, self.table = [], {}
+
+trainer = Trainer()
+
+def train(item):
+    Registry.items.append(item)
+    trainer.history.append(item)
+    trainer.table[len(trainer.table)] = item
+"""
+
+
+@pytest.mark.parametrize(
+    ("find", "path", "line"),
+    [
+        (lambda module: module.Registry.items, "Registry.items", 15),
+        (lambda module: module.trainer.history, "trainer.history", 16),
+        (lambda module: module.trainer.table, "trainer.table", 17),
+    ],
+)
+def test_an_attribute_that_grows_outside_of_its_class_has_its_line(
+    find, path, line, tmp_path, monkeypatch
+):
+    (tmp_path / "grown_outside.py").write_text(ATTRIBUTES)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("grown_outside")
+    try:
+        [holder, *_] = holders_of(find(module))
+    finally:
+        del sys.modules["grown_outside"]
+
+    assert holder.path.endswith(path)
+    assert holder.line == f"grown_outside.py:{line}"
 
 
 def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp_path):

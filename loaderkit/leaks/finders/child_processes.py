@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.growth import Growth
@@ -10,6 +11,8 @@ from loaderkit.memory import process
 from loaderkit.memory.counters import WorkerName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from loaderkit.leaks.finders.evidence import CounterEvidence
 
 
@@ -46,6 +49,30 @@ def describe_worker(pid: int) -> str:
             workers = getattr(item, "_workers", ())
             pids = [getattr(worker, "pid", None) for worker in workers]
             if pid in pids:
-                dataset = type(getattr(item, "_dataset", None)).__name__
-                return f"worker {pids.index(pid)} of the DataLoader over {dataset}"
+                names = dict.fromkeys(_users_classes(getattr(item, "_dataset", None)))
+                number = pids.index(pid)
+                return f"worker {number} of the DataLoader over {' and '.join(names)}"
     return process.process_name(pid)
+
+
+_LIBRARIES = ("torch", "loaderkit")
+"""What of theirs stands around datasets: subsets, concatenations, our batches."""
+
+
+def _users_classes(dataset: object) -> Iterator[str]:
+    """Give the classes whose code a worker runs: those of the user's, within others."""
+    kind = type(dataset)
+    is_library = kind.__module__.partition(".")[0] in _LIBRARIES
+    # Of torch's classes: Subset has one, ConcatDataset and ChainDataset have a list,
+    # StackDataset has a tuple or a dict.
+    inner = getattr(dataset, "dataset", None) if is_library else None
+    parts = getattr(dataset, "datasets", None) if is_library else None
+    if isinstance(parts, Mapping):
+        parts = list(parts.values())
+    if inner is not None:
+        yield from _users_classes(inner)
+    elif isinstance(parts, list | tuple) and parts:
+        for part in parts:
+            yield from _users_classes(part)
+    else:
+        yield kind.__name__

@@ -41,10 +41,15 @@ def find_resources(evidence: CounterEvidence) -> list[Growth]:
         keepers = [
             other.holder
             for other in evidence.objects
-            if other.pattern == growth.pattern
+            if other.pattern == growth.pattern and not _is_of_python(other)
         ]
         growths.append(replace(growth, holder=keepers[0] if keepers else None))
     return growths
+
+
+def _is_of_python(growth: Growth) -> bool:
+    """Tell whether it is the table in which Python itself lists all threads."""
+    return growth.holder is not None and growth.holder.path.startswith("threading.")
 
 
 def resource_growth(
