@@ -490,8 +490,12 @@ def check_integer(
 
 def _nearest_integer(value: object, least: int) -> int:
     """Guess which integer was meant: "32" is 32, "1,000" is 1000, 2.5 is 2."""
-    if isinstance(value, str) and _GROUPED.fullmatch(value.strip()):
-        value = re.sub(r"[ ,._']", "", value)
+    if isinstance(value, str):
+        text = value.strip()
+        if _GROUPED.fullmatch(text):
+            value = re.sub(r"[ ,._']", "", text)
+        elif _IN_THOUSANDS.fullmatch(text):
+            value = f"{text[:-1]}e{3 if text[-1] in 'kK' else 6}"
     try:
         return max(least, int(float(value)))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -500,6 +504,8 @@ def _nearest_integer(value: object, least: int) -> int:
 
 _GROUPED = re.compile(r"[+-]?\d{1,3}([ ,._']\d{3})+")
 """A whole number whose digits are grouped, as people write them."""
+_IN_THOUSANDS = re.compile(r"[+-]?\d+(\.\d+)?[kKmM]")
+"""A number of thousands, or millions."""
 
 
 def check_number(name: str, value: object, *, least: float) -> float:

@@ -195,7 +195,9 @@ def _size_meant_by(text: str) -> str:
     # A comma where others write a point.
     text = re.sub(r"(?<=\d),(?=\d{1,2}(\D|$))", ".", text)
     match = re.match(
-        r"\s*([0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)\s*([KMGTPE]?)(i(?=B|\W|$))?",
+        r"\s*([0-9]+\.[0-9]+|[0-9]+|\.[0-9]+)\s*([KMGTPE]?)(i(?=B|\W|$))?"
+        # How names of units go on, from "giga" and "gigs" to "exabytes".
+        r"(?=B|ilo|eg|ig|er|et|xa|\W|$)",
         text,
         re.IGNORECASE,
     )

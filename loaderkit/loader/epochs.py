@@ -14,6 +14,7 @@ from loaderkit.errors import CacheError
 from loaderkit.loader.delivery import SKIPPED, Delivery, open_delivery
 from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.iterables import EqualBatches
 from loaderkit.loader.read_ahead import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.worker_deaths import WorkerDeaths
@@ -109,6 +110,12 @@ class LoaderEpoch(Iterator[Any]):
         self._start = replace(progress.position)
         self._loader_length = loader.__len__
         self._check_length = loader.check_length
+        is_stream, workers = loader.batches is None, loader.num_workers
+        # Of an epoch from its beginning, whose batches come from worker after worker.
+        has_order = bool(loader.plan.in_order.value) and not progress.position.batches
+        self._equal_batches: EqualBatches | None = None
+        if is_stream and workers > 1 and has_order:
+            self._equal_batches = EqualBatches(workers)
 
         self._download_ahead = downloads
         if downloads is not None:
@@ -150,6 +157,10 @@ class LoaderEpoch(Iterator[Any]):
             self._download_ahead.advance(self.progress.position.batches)
         if is_stream:
             self._check_length(self.progress.position.batches)
+        if self._equal_batches is not None and not self._equal_batches.note(
+            delivery.batch, stacklevel=2
+        ):
+            self._equal_batches = None
         return delivery.batch
 
     def _next_delivery(self) -> Delivery:

@@ -20,6 +20,7 @@ from loaderkit.loader.delivery import (
     Resumption,
     WorkerState,
 )
+from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.failures import Failure, LocalFailure
 from loaderkit.loader.fetching import how_to_join, transform_batch
 from loaderkit.loader.pipes import prepare_pipe
@@ -134,6 +135,46 @@ class ToldLength:
         else:
             text += "correct its __len__"
         warnings.warn(text, UserWarning, stacklevel=stacklevel + 1)
+
+
+class EqualBatches:
+    """Sees whether the workers of a stream each read all of it.
+
+    An iterable dataset that does not ask ``get_worker_info`` gives each sample once a
+    worker, in torch as here.  Its first batches show it: the first ones of all workers
+    are equal, and the second ones too, which differ from the first.
+
+    Args:
+        workers: Number of workers; batches come from one after the other.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._digests: list[str | None] = []
+
+    def note(self, batch: Any, *, stacklevel: int) -> bool:
+        """Look at the next batch; warn if it is the last of such ones.
+
+        Args:
+            batch: As it is given.
+            stacklevel: As for ``warnings.warn``, counted from the caller of this.
+
+        Returns:
+            Whether there is more to be looked at.
+        """
+        self._digests.append(digest_of_plain(batch))
+        first, second = self._digests[: self._workers], self._digests[self._workers :]
+        if None in self._digests or len(set(first)) > 1 or len(set(second)) > 1:
+            return False
+        if len(second) < self._workers:
+            return True
+        if first[0] != second[0]:
+            text = f"the {self._workers} workers give the same batches: probably each "
+            text += "of them reads the whole dataset, and an epoch has each sample "
+            text += f"{self._workers} times; share it out in __iter__ by torch.utils."
+            text += "data.get_worker_info(), or num_workers=1"
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+        return False
 
 
 class IterableBatches(SentWhole, IterableDataset[Delivery]):

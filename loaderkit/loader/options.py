@@ -20,10 +20,11 @@ from loaderkit.arguments import (
     check_number,
     check_truth,
     kind_of,
+    nearest_name,
     show_value,
-    suggest_name,
 )
 from loaderkit.errors import OptionError
+from loaderkit.fixes import Setting
 from loaderkit.units import size_in_bytes
 
 if TYPE_CHECKING:
@@ -222,7 +223,9 @@ class LoaderOptions(SettingOverrides):
         if (self.rank is None) != (self.world_size is None):
             message = f"rank and world_size belong together, got rank={self.rank} and "
             message += f"world_size={self.world_size}."
-            fix = "rank=0, world_size=1 for the whole dataset on every process"
+            rank, size = self.rank or 0, self.world_size
+            fix = f"rank={rank}, world_size={size or rank + 1}, or leave both out: "
+            fix += "torch.distributed and launchers tell them"
             raise OptionError(
                 message, why="one says nothing without the other", fix=fix
             )
@@ -352,6 +355,25 @@ def _one_of(*choices: object) -> Check:
     return lambda name, value: check_choice(name, value, choices)
 
 
+_OVERSIZED = ("raise", "alone", "skip")
+_OVERSIZED_ELSEWHERE = {
+    **dict.fromkeys(("drop", "ignore", "filter", "remove", "discard"), "skip"),
+    **dict.fromkeys(("single", "own", "allow", "keep", "separate"), "alone"),
+    **dict.fromkeys(("error", "fail", "refuse", "strict"), "raise"),
+}
+"""What other libraries call these."""
+
+
+def _check_oversized(name: str, value: object) -> str:
+    if isinstance(value, str) and value.lower() in _OVERSIZED_ELSEWHERE:
+        wanted = "'raise', 'alone' or 'skip'"
+        message = f"{name} must be {wanted}, got {value!r}."
+        fix = Setting(name, _OVERSIZED_ELSEWHERE[value.lower()])
+        raise OptionError(message, why="it has another name here", fix=fix)
+    chosen: str = check_choice(name, value, _OVERSIZED)
+    return chosen
+
+
 def _callable_like(example: str, takes: str) -> Check:
     return lambda name, value: check_callable(name, value, example, takes)
 
@@ -410,7 +432,7 @@ _CHECKS: Mapping[str, Check] = {
     "batch_size": _check_batch_size,
     **{f"max_{name}": _check_amount for name in SIZES},
     "max_bytes": _check_bytes,
-    "oversized": _one_of("raise", "alone", "skip"),
+    "oversized": _check_oversized,
     "bucket_by": _check_size_name,
     "buckets": _check_amount,
     "shuffle": _one_of(True, False, "block"),
@@ -457,11 +479,26 @@ def check_variables(environment: Mapping[str, str]) -> None:
         if not name.startswith(_PREFIX) or name in _OTHER_VARIABLES:
             continue
         if name not in _VARIABLES:
-            message = f"There is no variable {name}."
-            why = "a misspelt variable would be ignored"
-            raise OptionError(message, why=why, fix=suggest_name(name, _VARIABLES))
+            raise _no_such_variable(name, text)
         if text:
             parse_variable(name, text)
+
+
+def _no_such_variable(name: str, text: str) -> OptionError:
+    message = f"There is no variable {name}."
+    why = "a misspelt variable would be ignored"
+    # Without what all of them begin with: it makes any two of them alike.
+    word = name.removeprefix(_PREFIX).lower()
+    option = word if word in _CHECKS else None
+    if option is not None:
+        why = "variables are settings of a machine, and this is the training's"
+        return OptionError(message, why=why, fix=f"build_loader(..., {option}={text})")
+    settings = [variable.removeprefix(_PREFIX).lower() for variable in _VARIABLES]
+    nearest = nearest_name(word, settings)
+    fix = f"it is one of {', '.join(_VARIABLES)}; or unset {name}"
+    if nearest is not None:
+        fix = f"did you mean {_PREFIX + nearest.upper()!r}?"
+    return OptionError(message, why=why, fix=fix)
 
 
 def parse_variable(name: str, text: str) -> Any:

@@ -163,7 +163,8 @@ class PlannedLoader(DataLoader[Any]):
             """
             message = f"A loader has no batch of its own at [{show_value(index)}]."
             why = "batches are made one after the other, in an order that epochs change"
-            fix = "next(iter(loader)); loader.dataset[0] is a sample"
+            fix = "next(iter(loader)); loader.dataset[0] is a sample, and a Trainer "
+            fix += "takes loader.dataset"
             raise OptionError(message, why=why, fix=fix)
 
     @property

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from loaderkit.arguments import check_integer, kind_of
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import Resumption, WorkerState
 from loaderkit.loader.resumable import Position, check_epoch
 from loaderkit.units import count_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STATE_VERSION = 8
 """Of what ``state_dict`` gives."""
@@ -21,6 +20,19 @@ _WITHOUT_DATASET = 7
 whether they are the same nobody can tell then, as with samples that have no cache."""
 _ALWAYS_THERE = {"version", "seed", "epoch", "batches", "samples", "batching", "order"}
 _TAKE_OWN_STATE = "load_state_dict(loader.state_dict())"
+
+
+def _state_meant_by(given: object, expected: ExpectedState) -> str:
+    """Write how the state is got out of what was given in its place."""
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        return "load_state_dict(json.loads(text))"
+    if isinstance(given, str | os.PathLike):
+        return f"load_state_dict(torch.load({os.fspath(given)!r}))"
+    if isinstance(given, Mapping):
+        for name, part in given.items():
+            if isinstance(part, Mapping) and expected.required <= set(part):
+                return f"load_state_dict(state[{name!r}])"
+    return _TAKE_OWN_STATE
 
 
 class RankOfState(NamedTuple):
@@ -85,7 +97,7 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
             f"This is no state of a loader: it lacks {', '.join(sorted(missing))}."
         )
         why = f"got {kind_of(state)}"
-        raise LoaderError(message, why=why, fix=_TAKE_OWN_STATE)
+        raise LoaderError(message, why=why, fix=_state_meant_by(state, expected))
 
     if state["version"] not in {STATE_VERSION, _WITHOUT_DATASET}:
         raise _wrong_version(state["version"])

@@ -119,6 +119,34 @@ def test_a_state_between_epochs_is_that_of_the_grown_dataset():
     assert [int(batch) for batch in grown] == [int(batch) for batch in loader]
 
 
+class Stream(IterableDataset):
+    """Counts, or repeats one number, in one way or another for each worker."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def __iter__(self):
+        worker = get_worker_info()
+        if self.share == "by worker":
+            return iter(range(worker.id, 60, worker.num_workers))
+        return iter([1] * 60 if self.share == "constant" else range(60))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("share", ["by worker", "constant", "not at all"])
+def test_a_stream_that_each_worker_reads_whole_is_told(share, workers):
+    loader = build_loader(Stream(share), batch_size=4, num_workers=workers)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        count = sum(len(batch) for batch in loader)
+
+    assert count == (60 if share == "by worker" else 60 * workers)
+    told = [w.filename for w in caught if "give the same batches" in str(w.message)]
+    assert told == ([__file__] if share == "not at all" else [])
+
+
 class Claims(IterableDataset):
     """Says that it has so many samples, and has others.
 
@@ -176,7 +204,10 @@ def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():
     loader = build_loader(Claims(6, 6, shared=False), num_workers=2)
     assert len(loader) == 6
 
-    with pytest.warns(UserWarning, match="each of its workers reads all of it"):
+    with (
+        pytest.warns(RuntimeWarning, match="give the same batches"),
+        pytest.warns(UserWarning, match="each of its workers reads all of it"),
+    ):
         list(loader)
 
 

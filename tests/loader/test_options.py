@@ -136,7 +136,14 @@ def test_the_fix_for_a_truth_in_other_words_is_what_was_meant(name):
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [("32", 32), ("1,000", 1000), ("1 000", 1000), ("1_000", 1000), ("1e3", 1000)],
+    [
+        ("1k", 1000),
+        ("32", 32),
+        ("1,000", 1000),
+        ("1 000", 1000),
+        ("1_000", 1000),
+        ("1e3", 1000),
+    ],
 )
 @pytest.mark.parametrize("name", ["batch_size", "max_nodes", "num_workers", "rank"])
 def test_the_fix_for_a_number_in_other_words_is_what_was_meant(name, text, meant):
@@ -249,6 +256,46 @@ def test_a_misspelt_variable_is_refused(name, monkeypatch):
 
     with pytest.raises(OptionError, match=f"no variable LOADERKIT_{name}"):
         build_loader(NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("SEED", "build_loader(..., seed=1)"),
+        ("BATCH_SIZE", "build_loader(..., batch_size=1)"),
+        ("WORKERS", "did you mean 'LOADERKIT_NUM_WORKERS'?"),
+        ("PINMEMORY", "did you mean 'LOADERKIT_PIN_MEMORY'?"),
+        ("DEBUG", "it is one of LOADERKIT_NUM_WORKERS, "),
+        ("HOME", "it is one of LOADERKIT_NUM_WORKERS, "),
+    ],
+)
+def test_a_variable_that_there_is_not_is_not_taken_for_any_other(name, fix):
+    # All begin alike, which makes none of them near.
+    with pytest.raises(OptionError) as caught:
+        check_variables({f"LOADERKIT_{name}": "1"})
+
+    assert caught.value.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("given", [{"rank": 3}, {"world_size": 4}, {"rank": 0}])
+def test_half_of_a_rank_is_answered_with_the_half_that_was_given(given):
+    with pytest.raises(OptionError, match="belong together") as caught:
+        LoaderOptions(**given)
+
+    advised = eval(f"dict({caught.value.fix.partition(', or ')[0]})")
+    assert given.items() <= advised.items()
+    LoaderOptions(**advised)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("drop", "skip"), ("ignore", "skip"), ("error", "raise"), ("keep", "alone")],
+)
+def test_what_becomes_of_large_samples_is_known_under_other_names(word, meant):
+    with pytest.raises(OptionError) as caught:
+        LoaderOptions(oversized=word, max_nodes=3)
+
+    assert caught.value.fix == f"oversized={meant!r}"
 
 
 def test_variables_take_the_values_of_their_options():

@@ -1,5 +1,6 @@
 """A state is that of its samples: over another cache it is refused, however long."""
 
+import json
 import shutil
 
 import pytest
@@ -131,3 +132,23 @@ def test_what_is_no_name_of_a_cache_is_refused(folder, value):
 
     with pytest.raises(LoaderError, match="dataset must be a text"):
         loader.load_state_dict({**loader.state_dict(), "dataset": value})
+
+
+def test_a_state_within_a_checkpoint_or_a_file_is_answered_with_how_to_get_it(
+    tmp_path, folder
+):
+    loader = build_loader(open_cache(folder / "a"), batch_size=2)
+    state = loader.state_dict()
+    torch.save(state, tmp_path / "loader.pt")
+    given = {
+        "a checkpoint": {"model": {}, "loader": state},
+        "a file": str(tmp_path / "loader.pt"),
+        "a text": json.dumps(state),
+    }
+    for name, wrong in given.items():
+        with pytest.raises(LoaderError, match="no state of a loader") as raised:
+            loader.load_state_dict(wrong)
+        names = {"json": json, "torch": torch, "state": wrong, "text": wrong}
+        call = f"loader.{raised.value.fix}"
+        eval(call, {"loader": loader, **names})
+        assert loader.state_dict()["batches"] == 0, name
