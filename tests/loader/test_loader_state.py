@@ -68,6 +68,7 @@ BETWEEN_EPOCHS = {
 
 @pytest.mark.slow
 @pytest.mark.long_cases
+@pytest.mark.filterwarnings("ignore:the . workers give the same batches")
 @pytest.mark.parametrize("between", BETWEEN_EPOCHS)
 @pytest.mark.parametrize("kind", [CountsReads, CountsEpochs])
 @pytest.mark.parametrize("workers", [1, 2])

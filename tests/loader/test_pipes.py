@@ -62,6 +62,7 @@ STAGE_LISTS = st.lists(st.sampled_from(sorted(STAGES)), max_size=4).filter(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.shuffle=True. was set")  # torch's own
+@pytest.mark.filterwarnings("ignore:the . workers give the same batches")
 @settings(max_examples=12)
 @given(
     st.integers(0, 30),
