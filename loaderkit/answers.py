@@ -117,14 +117,20 @@ def no_such_attribute(
             if keys:
                 why, fix = f"it is in {part}", f"{variable}.{part}[{keys[0]!r}]"
                 return NoSuchAttributeError(message, why=why, fix=fix)
-        elif inside is not None and hasattr(inside, name):
-            call = "()" if callable(getattr(inside, name)) else ""
+        elif inside is not None and _has(inside, name):
+            # In the class first: a property is not computed, nor warns, for a message.
+            member = getattr(type(inside), name, None) or getattr(inside, name)
+            call = "()" if callable(member) else ""
             why, fix = f"{part} has it", f"{variable}.{part}.{name}{call}"
             return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
     names = sorted(attribute for attribute in named if not attribute.startswith("_"))
     why = "none of its attributes has that name"
     return NoSuchAttributeError(message, why=why, fix=suggest_name(name, names))
+
+
+def _has(inside: object, name: str) -> bool:
+    return hasattr(type(inside), name) or hasattr(inside, name)
 
 
 def _no_brackets(owner: object, name: object) -> OptionError:

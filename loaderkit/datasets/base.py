@@ -571,7 +571,7 @@ def _check_raw(class_name: str, raw: object) -> None:
     if isinstance(raw, str | os.PathLike):
         check_path("raw", raw, "raw/molecules")
         return
-    message = f"{class_name} takes a path first, got {show_value(raw)}."
+    message = f"{class_name} takes a path as raw, got {show_value(raw)}."
     why = f"it is {kind_of(raw)}; keys() and load(key) make samples of what is there"
     raise OptionError(message, why=why, fix="loaderkit.pack(samples, path)")
 

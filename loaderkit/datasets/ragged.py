@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -14,7 +15,7 @@ from torch.overrides import resolve_name
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_integer
 from loaderkit.datasets.column_names import escape
-from loaderkit.errors import DatasetError, OptionError
+from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
 from loaderkit.memory.probes import is_present, present_kinds
 from loaderkit.memory.reading import device_of
 from loaderkit.operations import ARITHMETIC, COMPARISONS
@@ -136,6 +137,8 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     def get_item(self: Any, index: Any) -> Any:
         if isinstance(index, slice) or hasattr(index, "__index__"):
             is_number = not isinstance(index, torch.Tensor)
+            if is_number and not isinstance(index, slice):
+                check_part(self, int(operator.index(index)))
             if is_number:
                 return tuple.__getitem__(self, index)
         shown = ", ".join(
@@ -146,6 +149,15 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
             name = type(self).__name__.lower()
             raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
         raise refusal
+
+    def check_part(self: Any, index: int) -> None:
+        if -len(self) <= index < len(self):
+            return
+        name = type(self).__name__
+        message = f"{name} has no part {index}: {name.lower()}[{index}]."
+        why = f"it is a tuple of {', '.join(self._fields)}, and not of the samples"
+        fix = f"{name.lower()}.to_list()[{index}]"
+        raise NoSuchRowError(message, why=why, fix=fix)
 
     def contains(self: Any, item: object) -> bool:
         if isinstance(item, int | float | complex | torch.Tensor | np.ndarray):
@@ -419,7 +431,16 @@ def _refused_move(
 def _pin_all(batch: B, device: object) -> B:
     # torch warns of ``pin_memory(None)`` too: the argument is deprecated.
     arguments: Any = () if device is None else (device,)
-    return type(batch)(*[tensor.pin_memory(*arguments) for tensor in batch])
+    try:
+        return type(batch)(*[tensor.pin_memory(*arguments) for tensor in batch])
+    except RuntimeError as error:
+        if present_kinds():
+            raise
+        kind = type(batch).__name__
+        message = f"{kind} cannot be copied to page-locked memory: no device is here."
+        why = "page-locked memory is what a device copies from"
+        fix = f"{kind.lower()}, as it is"
+        raise OptionError(message, why=why, fix=fix) from error
 
 
 def pad(tensors: Sequence[torch.Tensor]) -> Padded:
