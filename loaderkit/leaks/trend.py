@@ -349,7 +349,8 @@ def _ask_for_more(
     why = "its growth is not yet clear of its noise"
     if any(view.significant for view in views):
         # So the question is whether it goes on.  The difference from a ramp that has
-        # ended grows with the cube of the length.
+        # ended grows with the cube of the length: 1.3 times as long, and it is twice as
+        # large.
         needed = max(needed, 1.3 * epochs)
         why = "it may have levelled off"
     more = min(needed, _MOST_TIMES_LONGER * epochs) - epochs
@@ -391,6 +392,7 @@ def _epochs_until_a_tooth_would_be_over(line: LineFit, times: Floats) -> float:
     if -line.shift < _EMPTIED_SHARE * line.slope * before:
         return 0.0
     since = float(times[-1]) - float(times[line.shift_at])
+    # A fifth longer, chosen: it may be emptied again where it was before.
     return max(0.0, 1.2 * float(before) - since)
 
 
@@ -513,6 +515,7 @@ def _autocorrelation(
         # Both chosen by the table in docs/leaks.md; a shift takes out more slow noise.
         correlation += max(0.0, estimate)
         correlation += 0.0 if line.shift_at is None else 0.4
+    # At 1 no reading would count for itself, and the error have no end.
     return min(0.98, correlation)
 
 
@@ -617,9 +620,11 @@ def _epochs_until_stairs_are_sure(
     distances = [
         times[after] - times[before] for before, after in itertools.pairwise(rises)
     ]
+    # Even, give or take an epoch: a rise counts for the reading behind it.
     if max(distances) > 1.5 * min(distances) + 1:
         return None
     since_last = times[-1] - times[rises[-1] + 1]
+    # A fifth late, chosen: then it does not come any more.
     if since_last > 1.2 * max(distances):
         return None  # the next one did not come
     missing = _SURE_STAIRS - len(rises)
@@ -646,6 +651,7 @@ def _without_spikes(times: list[float], values: list[float]) -> tuple[Floats, Fl
     if distances:
         # 1.4826 times the median deviation is the standard deviation of normal noise.
         limit = 5 * 1.4826 * statistics.median(distances)
+        # Readings on a line have no deviation but that of floats.
         limit += 1e-9 * (max(values) - min(values))
         spikes = {
             index + side for index, distance in enumerate(distances) if distance > limit
@@ -730,7 +736,8 @@ def _end_of_warmup(values: list[float], floor: float) -> int:
     second_half = steps[len(steps) // 2 :]
     usual = statistics.median(second_half)
     distances = sorted(abs(step - usual) for step in second_half)
-    # 1.48 times the median deviation is the standard deviation of normal noise.
+    # 1.48 times the median deviation is the standard deviation of normal noise.  Beside
+    # that a step may differ from the usual one by half of it: what is kept has sizes.
     spread = 6 * 1.48 * statistics.median(distances) + max(floor, abs(usual) * 0.5)
     # The largest late step may be a jump; the one below it is how far steps go here, as
     # those of something that is kept every eighth epoch.
