@@ -459,7 +459,7 @@ def test_a_step_that_needs_several_samples_is_planned_with_as_many(name):
 
     roomy, tight, hopeless = (
         plan_batch(model, rows, "cpu", limit=limit, optimizer="sgd", batch_size=64)
-        for limit in (8 * MIB, 64 << 10, 1 << 10)
+        for limit in (8 * MIB, 64 << 10, "1 KiB")
     )
 
     assert roomy.micro_batch == 64
