@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import sys
 import types
 from collections.abc import Sized
@@ -423,6 +424,8 @@ def _function_texts(
         if name not in scope:
             continue
         value = scope[name]
+        if _is_environment(value, names):
+            visited.unread["the environment variables that it reads"] = None
         if isinstance(value, types.ModuleType):
             yield from _module_texts(value, name, names, visited)
             continue
@@ -431,6 +434,15 @@ def _function_texts(
             read = uses.attributes.get(name)
             where = f"{function.__module__}.{name}"
             yield from _variable_texts(value, module, name, where, visited, read)
+
+
+def _is_environment(value: object, names: AbstractSet[str]) -> bool:
+    """Tell whether code with these names reads variables of the environment by a value.
+
+    Which ones is known when it runs.
+    """
+    by_module = value is os and not names.isdisjoint({"environ", "getenv"})
+    return by_module or value is os.environ or value is os.getenv
 
 
 def _owner_texts(

@@ -196,11 +196,17 @@ class Uses(NamedTuple):
 
 
 def uses_in(function: types.FunctionType) -> Uses:
-    """Say how a function's own code uses variables; no uses where it has no source."""
+    """Say how a function's own code uses variables.
+
+    Without source nothing is known but that its first argument, which is ``self`` of
+    methods, may be used as a whole.
+    """
     node = _own_node(function)
+    if node is None:
+        return Uses({}, frozenset(function.__code__.co_varnames[:1]))
     attributes: dict[str, set[str]] = {}
     whole = set()
-    for parent in () if node is None else ast.walk(node):
+    for parent in ast.walk(node):
         for child in ast.iter_child_nodes(parent):
             if not isinstance(child, ast.Name):
                 continue
@@ -230,7 +236,7 @@ def _own_node(function: types.FunctionType) -> ast.AST | None:
     """Find a function in its source; None where there is no source.
 
     Of several lambdas on a line it is the innermost that has all that the lambda's
-    bytecode was made of.  Python 3.10 does not tell that: there it is the whole line.
+    bytecode was made of.  Python 3.10 does not tell that: there it is all of them.
     """
     return _node_of_code(function.__code__)
 
@@ -243,8 +249,11 @@ def _node_of_code(code: types.CodeType) -> ast.AST | None:
         tree = ast.parse(dedented)
     except (OSError, TypeError, SyntaxError):
         return None
-    if code.co_name != "<lambda>" or not hasattr(code, "co_positions"):
+    if code.co_name != "<lambda>":
         return tree
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if not hasattr(code, "co_positions"):
+        return ast.Tuple(list(lambdas), ast.Load())
     # Positions in the file's lines, from 0 where the source was cut out.
     indent = len(source.splitlines()[0]) - len(dedented.splitlines()[0])
     first = code.co_firstlineno - 1
@@ -256,9 +265,8 @@ def _node_of_code(code: types.CodeType) -> ast.AST | None:
     ]
     found = [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Lambda)
-        and all((node.body.lineno, node.body.col_offset) <= place for place in places)
+        for node in lambdas
+        if all((node.body.lineno, node.body.col_offset) <= place for place in places)
         and all(
             place <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
             for place in places

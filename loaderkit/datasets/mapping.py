@@ -126,7 +126,7 @@ class _MappedSamples(BaseDataset[Any]):
     # What they do is in the version.
     _PACKED_WITHOUT: ClassVar[frozenset[str]] = BaseDataset._PACKED_WITHOUT | {
         *("source", "function", "with_indices", "removed", "version", "code"),
-        "is_packed_now",
+        *("is_packed_now", "has_own_version"),
     }
 
     def __init__(
@@ -148,6 +148,7 @@ class _MappedSamples(BaseDataset[Any]):
         self.removed = removed
         self.code = self._read_code()
         self.is_packed_now = False
+        self.has_own_version = bool(version)
         # Which makes a cache stale when one of them changes.
         made_from: list[object] = [source.identity(), with_indices, removed]
         made_from += [code.xxh3 for code in self.code]
@@ -196,7 +197,8 @@ class _MappedSamples(BaseDataset[Any]):
         """Give the cache of the new samples, packed now unless it was before."""
         opened = self._open_cache()
         unread = [place for code in self.code for place in code.unread]
-        if unread and not self.is_packed_now:
+        # Who gives a version says by it when something has changed.
+        if unread and not self.is_packed_now and not self.has_own_version:
             text = f"map opened {self.cache}, which it packed before, and cannot tell "
             text += f"whether {unread[0]} has changed since. If it has: map(..., "
             text += "overwrite=True) packs again, and version=2 packs another cache."

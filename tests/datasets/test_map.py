@@ -1,9 +1,12 @@
 """``map``: when it packs again, when it opens what it packed, and what it says."""
 
+import os
 import re
 import sqlite3
 import subprocess
 import sys
+import types
+from os import getenv
 
 import datasets
 import pytest
@@ -130,12 +133,47 @@ def test_a_cache_of_another_function_in_the_folder_is_replaced_as_the_fix_says(
     assert numbers(mapped) == [0, 2, 4]
 
 
-def test_what_cannot_be_known_is_said_where_an_old_cache_is_opened(rows):
-    first = rows.map(connected, workers=0)  # packed now: nothing to say
+SETTINGS = types.SimpleNamespace(by=2, epochs=3)
 
-    with pytest.warns(UserWarning, match=r"CONNECTION \(an? sqlite3.Connection\)"):
-        assert rows.map(connected, workers=0).cache == first.cache
-    rows.map(connected, workers=0, overwrite=True)
+
+def of_settings(sample):
+    return {"row": sample["row"] * SETTINGS.by}
+
+
+def of_environment(sample):
+    return {"row": sample["row"] * len(os.environ.get("LOADERKIT_TEST", ""))}
+
+
+def of_getenv(sample):
+    return {"row": sample["row"], "name": getenv("LOADERKIT_TEST")}
+
+
+@pytest.mark.parametrize(
+    ("function", "unread"),
+    [
+        (connected, r"CONNECTION \(an? sqlite3.Connection\)"),
+        (of_environment, "environment variables"),
+        (of_getenv, "environment variables"),
+    ],
+)
+def test_what_cannot_be_known_is_said_where_an_old_cache_is_opened(
+    rows, function, unread
+):
+    first = rows.map(function, workers=0)  # packed now: nothing to say
+
+    with pytest.warns(UserWarning, match=unread):
+        assert rows.map(function, workers=0).cache == first.cache
+    for options in ({"overwrite": True}, {"version": 2}, {"version": 2}):
+        rows.map(function, workers=0, **options)
+
+
+def test_what_a_function_does_not_read_of_an_object_does_not_count(rows):
+    first = rows.map(of_settings, workers=0)
+    SETTINGS.epochs += 1
+
+    assert rows.map(of_settings, workers=0).cache == first.cache
+    SETTINGS.by += 1
+    assert rows.map(of_settings, workers=0).cache != first.cache
 
 
 def test_a_function_that_returns_none_is_refused(rows):
