@@ -181,7 +181,7 @@ def test_a_value_that_an_argument_cannot_have_is_refused_by_its_name(name, argum
             continue  # in words, or left to the user
         with contextlib.suppress(NameError):  # a name of the user's
             again = refusal_of(name, argument, eval(code[1], NAMES))
-            assert again is None or f"{argument} must" not in again.what, fix
+            assert f"{argument} must" not in ("" if again is None else again.what), fix
 
 
 NAMES = {"torch": torch, "concurrent": concurrent, "PackOptions": PackOptions}
@@ -211,6 +211,26 @@ def test_a_device_that_is_none_is_answered_under_the_name_it_has(name, device):
         argument="device",
         value=eval(caught.value.fix.partition("=")[2]),
     )
+
+
+DEVICES = {
+    "a batch size": (32, "build_loader(dataset, batch_size=32)"),
+    "a number of a card": (0, "device='cuda:0'"),
+    "nothing": (None, "device='cpu'"),
+    "a model": (MODEL, "device='cpu'"),
+    "the dataset": (SAMPLES, "build_loader(dataset, 'cpu')"),
+    "a class": (torch.device, "device='cpu'"),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_stands_in_the_place_of_a_loaders_device_is_told_by_its_kind(name):
+    given, fix = DEVICES[name]
+
+    with pytest.raises(OptionError, match=r"^device must be") as caught:
+        call("build_loader", "device", given)
+
+    assert caught.value.fix == fix
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import default_convert
 
-from loaderkit.arguments import parse_arguments, show_value, suggest_keywords
+from loaderkit.arguments import (
+    kind_of,
+    parse_arguments,
+    show_value,
+    suggest_keywords,
+)
 from loaderkit.cache.stored_arrays import measure_disk
 from loaderkit.composed_joining import check_joined_alike
 from loaderkit.errors import LoaderError, OptionError
@@ -131,12 +136,17 @@ def _check_device_argument(device: object) -> None:
     """Refuse what is given in the place of the device: often a batch size."""
     if isinstance(device, str | torch.device):
         return
-    shown = show_value(device)
-    message = f"device must be a name such as 'cpu' or 'cuda', got {shown}."
-    why = "the options of build_loader are given by name"
-    raise OptionError(
-        message, why=why, fix=f"build_loader(dataset, batch_size={shown})"
-    )
+    message = "device must be a name such as 'cpu' or 'cuda', got "
+    message += f"{show_value(device)}."
+    why, fix = f"it is {kind_of(device)}", "device='cpu'"
+    if isinstance(device, int) and device >= 1:
+        why = "the options of build_loader are given by name"
+        fix = f"build_loader(dataset, batch_size={int(device)})"
+    elif isinstance(device, int):
+        fix = f"device='cuda:{int(device)}'"
+    elif hasattr(device, "__getitem__") and hasattr(device, "__len__"):
+        why, fix = "the dataset comes first", "build_loader(dataset, 'cpu')"
+    raise OptionError(message, why=why, fix=fix)
 
 
 def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any]:
