@@ -33,7 +33,7 @@ counts the parameters of a model."""
 _BARE = compile_words(
     r"(?:buffer|memory|block|data|array|tensor|malloc|calloc|realloc)?"
     r"(?: of)? ?\b(?:size|length|len(?==))(?: of| =| ?:{1,2}|=)? ?[(\[]?"
-    r"(?P<bare>\d[\d,]{2,24}|0x[0-9a-f]{2,16})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
+    r"(?P<bare>\d[\d,]{2,24}|0x[0-9a-f]{2,16}|(?<=request\sof\ssize\s)\d{1,2})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"
     r"|\b(?:free|available|requested|required|used|total) (?:\w{1,10} )?"
     r"(?:memory ?(?:[:=]|of|is|was) ?(?=\d{4}|0\b)|bytes ?(?:[:=]|of|is|was) ?)"
     r"(?P<labelled>\d{1,24})\b(?! ?(?:[KMGTPE]i?B?\b|bytes|/|\.\d))"

@@ -94,6 +94,9 @@ _PREFIX = re.compile(
     rf"|[^\W\d_]{{3,9}}\.? {{1,2}}\d{{1,2}} {_CLOCK} "
     r"(?:[\w.-]{1,60} )?(?:kernel:|(?=[\w.@-]{1,60}\[\d{1,9}\]:))"
     r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
+    # Redis: process and role, time, and a mark for the level
+    rf"|(?:\d{{1,8}}:[A-Z]|\[\d{{1,8}}\]) \d{{1,2}} [A-Z][a-z]{{2}} (?:\d{{4}} )?{_CLOCK} "
+    r"[#*.-](?=[ \t])"
     rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./:-]{{1,200}}\]"
     # levels, and what logging.basicConfig and vLLM put around them
     rf"|{_LEVEL}:[\w.]{{1,60}}:"

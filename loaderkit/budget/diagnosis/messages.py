@@ -319,11 +319,16 @@ def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) 
 def _confirms_pattern(
     finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
 ) -> bool:
-    """Whether a kill that may be about memory stands beside words that say it is."""
-    if wording.kind != "killed" or finding.kind not in {"oom", "killed", "host_alloc"}:
-        return False
+    """Whether words that say so stand beside what may be about memory: a kill, or an
+    error that hides its cause.
+    """
     begin, end = finding.region
-    return match.start() < end and begin < match.end()
+    if not (match.start() < end and begin < match.end()):
+        return False
+    if wording.kind == "masked_oom":
+        is_apart = finding.end <= match.start() or match.end() <= finding.start
+        return is_apart and not finding.is_guess and finding.kind in _ON_DEVICE
+    return wording.kind == "killed" and finding.kind in {"oom", "killed", "host_alloc"}
 
 
 def _pattern_knows_better(
