@@ -672,7 +672,9 @@ _SURELY_PRINTED = 4
 against it, such as "alloc.cc:212] OOM"."""
 _QUESTION = re.compile(
     r"\s*(?:is|are|was|were|do|does|did|why|how|what|when|can|could|should|would|has|"
-    r"have|any|anyone)\b[^:?\uff1f]*[?\uff1f]",
+    r"have|any|anyone)\b[^:?\uff1f]*[?\uff1f]"
+    # Whoever asks so does not always end with a question mark.
+    r"|\s*(?:is|are|was|were|do|does|did|should|would)n['\u2019]t\b[^:]*\Z",
     re.IGNORECASE,
 )
 
@@ -972,7 +974,9 @@ def _kind_and_backend(
 
 _SUBJECT_OF_HOST = 10
 """Characters before "out of memory" in which "host ran" stands."""
-_DEVICE_MEMORY = compile_words(r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory")
+_DEVICE_MEMORY = compile_words(
+    r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory|\bw(?:eb)?gpu\b"
+)
 _HOSTS_MEMORY = re.compile(
     r"of[ _]?host[ _]?mem|host_mem|\bhost (?:has )?(?:is|r[au]n|was|went) out of mem",
     re.IGNORECASE,

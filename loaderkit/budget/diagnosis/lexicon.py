@@ -304,7 +304,9 @@ COMPILER = compile_words(
     r"(?:\.exe)? ?:? ?(?:(?:fatal )?error|fatal)? ?: ?\Z"
 )
 """Right before a phrase: a compiler that ran out itself, whatever it compiles for."""
-ANY_DEVICE = compile_words(r"\b(?:device|dev|dev_?id|accelerator|graphics card)\b")
+ANY_DEVICE = compile_words(
+    r"\b(?:device|dev|dev_?id|accelerator|graphics card|w(?:eb)?gpu)\b"
+)
 """Words of a device that is not named."""
 PINNED = compile_words(
     r"(?<!back\sto\s)pinned|page.?locked|HostAlloc|HostMalloc|host_malloc|HostRegister|pin_memory|"

@@ -65,10 +65,12 @@ _OPENING = re.compile(
     r"(?<!\bt\.)(?<!\blog\.)(?<!\blogger\.)(?<!\bfmt\.)"
     r"\b(?P<name>(?!(?:Set|Get|New|Is|As|Assert|Throw|Raise|Log|Handle|Report|Print"
     r"|Write|Add|On|With|Wrap)[A-Z])(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
-    r"\((?:b|r)?[\"']|^b['\"]",
+    r"\((?:b|r)?[\"']|^b['\"]"
+    r"|(?:(?<=[Ee]rror: )|(?<=value: ))(?:(?-i:[A-Z])\w{1,40}\(){1,4}\"",
     re.MULTILINE,
 )
-"""Where a quotation begins: a field of JSON, the repr of an exception or of bytes."""
+"""Where a quotation begins: a field of JSON, the repr of an exception or of bytes, an
+error of Rust inside of others."""
 
 
 _RAW_STRING = re.compile(r"[:=,(] *`\{[^`\n]{1,1000}`[,);]{1,3}\s*$")

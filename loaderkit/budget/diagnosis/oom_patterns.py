@@ -35,6 +35,11 @@ _PIECES = MappingProxyType(
             r"|\b(?:non-?zero|exit|return)(?: (?:exit|return|status))?"
             r" (?:code|status|value))(?: of| is| was)?[ :=(]{1,3}"
         ),
+        # joblib says which signal ended its workers: a fault is no memory that ran out.
+        "by_no_other_signal": (
+            r"(?!(?s:.{0,400}?)exit codes of the workers are \{"
+            r"(?!(?s:[^}]{0,60})SIGKILL)(?:SIG|EXIT))"
+        ),
         "errno": r"(?:(?s:.{0,80}?)\((?P<errno>\d+)\))?",
         "nccl": (
             r"(?:[\w.-]{1,60}:(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?s:.{0,120}?))?"
