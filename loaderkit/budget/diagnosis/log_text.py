@@ -38,6 +38,45 @@ _ESCAPED_COLOUR = re.compile(
 """As it is, and in a quotation: there it would be no JSON, or a part of a word."""
 _PARTED_SCOPE = re.compile(r"(?<=\bstd): :(?=\w)")
 """What a translator of pages makes of "std::bad_alloc"."""
+_REPRESENTATIONS = (
+    # gRPC, in C++ and Python, and in Go
+    (
+        re.compile(r"\bstatus = StatusCode\.(\w{1,40})\s{1,40}details = \""),
+        r"\1\nerror: ",
+    ),
+    (re.compile(r"\brpc error: code = (\w{1,40}) desc = "), r"rpc error \1: "),
+    # structures with a message, as Rust, Elixir and Go print them
+    (re.compile(r"\bcalled .Result::\w{1,20}\(\). on an .Err. value: "), "error: "),
+    (
+        re.compile(
+            r"(?:(?<=[Ee]rror: )|^%)[A-Z][\w.]{1,40} ?\{ ?"
+            r"(?:\w{1,20}: [^\"{}\n]{1,60}, ){0,4}(?:message|msg|reason|detail): "
+            r"\"([^\n]{0,1000}?)\"(?:, [^\n]{0,200})? ?\}$",
+            re.MULTILINE,
+        ),
+        r"\1",
+    ),
+    (
+        re.compile(
+            r"&\{Severity:(?:\w{1,40}:?[\w.]{0,40} ){1,4}Message:([^\n]{1,1000}?)"
+            r"(?: (?:Detail|Hint|Position):[^\n]{0,400})?\}$",
+            re.MULTILINE,
+        ),
+        r"error: \1",
+    ),
+    # exceptions of OCaml and Ruby
+    (re.compile(r"(?<=Fatal error: )exception \w{1,40}\(\""), ""),
+    (
+        re.compile(
+            r"#<((?:\w{1,40}::){0,4}\w{1,40}(?:Error|Exception)): ([^\n]{1,1000}?)>$",
+            re.MULTILINE,
+        ),
+        r"\1: \2",
+    ),
+    # node calls what nobody caught a warning
+    (re.compile(r"\bUnhandledPromiseRejectionWarning: "), "UnhandledRejection: "),
+)
+"""What runtimes put around an error's text where they show the error as a value."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
 """Where node breaks a long string that it prints."""
 _BOXES = "━╸╺╴─█▉▊▋▌▍▎▏░▒▓"
@@ -66,7 +105,7 @@ _OPENING = re.compile(
     r"\b(?P<name>(?!(?:Set|Get|New|Is|As|Assert|Throw|Raise|Log|Handle|Report|Print"
     r"|Write|Add|On|With|Wrap)[A-Z])(?:[A-Z_]\w{0,60})?(?:Error|Exception))"
     r"\((?:b|r)?[\"']|^b['\"]"
-    r"|(?:(?<=[Ee]rror: )|(?<=value: ))(?:(?-i:[A-Z])\w{1,40}\(){1,4}\"",
+    r"|(?<=[Ee]rror: )(?:[A-Z]\w{1,40}\(){1,4}\"",
     re.MULTILINE,
 )
 """Where a quotation begins: a field of JSON, the repr of an exception or of bytes, an
@@ -114,7 +153,10 @@ _PREFIX = re.compile(
     r"|\(raylet\)|spid\d{1,5}s?(?=[ \t])"
     r"|(?P<rank>\d{1,5}:)(?=[ \t])"
     r"|(?P<cell>[\w.-]{1,60}[ \t]{1,20}\|)(?=[ \t]|$)"
+    # an event of Kubernetes, whose reason is a part of the message
+    r"|Warning[ \t]{1,12}(?=[A-Z]\w{1,40}[ \t]{1,20}\d{1,4}[smhd])"
     # quoted in a reply, by pytest, by a box of rich
+    r"|(?:FAILED|ERROR) [\w./-]{1,120}\.py::[\w.:\[\]-]{1,160} - "
     r"|(?P<quoted>>)(?=[ \t]|$)|E(?=[ \t]{2,})|[│┃╎]|std(?:err|out):(?=[ \t])"
     r")[ \t]*"
 )
@@ -227,6 +269,8 @@ def clean_log(text: str) -> str:
     text = _BREAK.sub("\n", text)
     text = _without_json(text)
     text = _PARTED_SCOPE.sub("::", text)
+    for represented, words in _REPRESENTATIONS:
+        text = represented.sub(words, text)
     text = _LONG_INDENT.sub(" " * 40, text)
     text = _UNBROKEN.sub(_shorten_data, text)
     raw_lines = _BREAK.sub("\n", text).split("\n")
