@@ -40,6 +40,38 @@ PREFIXES = (
     "ERROR: ",
     "    ",
 )
+# What programs and runtimes put around an error: {} is its text, {json} it in JSON.
+FRAMES = {
+    "redis": "348:M 26 Nov 2025 15:27:52.733 # {}",
+    "postgres": "2025-01-02 10:11:12.345 UTC [3074809] ERROR:  {}",
+    "mysql": "2025-01-02T10:11:12.345678Z 0 [ERROR] [MY-012345] [InnoDB] {}",
+    "spring": "2025-01-02T10:11:12.345+01:00 ERROR 41 --- [ main] c.a.Trainer  : {}",
+    "klog": "E0102 10:11:12.345678       1 controller.go:114] {}",
+    "logrus": 'time="2025-01-02T10:11:12Z" level=error msg="{json}"',
+    "celery": "[2025-01-02 10:11:12,345: ERROR/ForkPoolWorker-1] {}",
+    "actions": "2025-01-02T10:11:12.3456789Z ##[error]{}",
+    "lambda": "[ERROR]\t2025-01-02T10:11:12.345Z\t8f5a1c2e-1111-2222-3333-4444\t{}",
+    "unreal": "[2025.01.02-10.11.12:345][  0]LogCore: Error: {}",
+    "pytest": "FAILED tests/test_a.py::test_fit - RuntimeError: {}",
+    "kubernetes": "  Warning  Failed  12s  kubelet  Error: {}",
+    "bold": "**{}**",
+    "gRPC": "rpc error: code = Unknown desc = {}",
+    "gRPC of Python": "<_InactiveRpcError of RPC that terminated with:\n"
+    '\tstatus = StatusCode.INTERNAL\n\tdetails = "{json}"\n>',
+    "Rust": 'Error: Train(Backend("{json}"))',
+    "Rust unwrapped": 'called `Result::unwrap()` on an `Err` value: Acme("{json}")',
+    "Rust structure": 'Error: Acme {{ code: 7, message: "{json}" }}',
+    "Elixir": '%RuntimeError{{message: "{json}"}}',
+    "Go structure": "&{{Severity:ERROR Code:XX000 Message:{} Detail: Hint:}}",
+    "OCaml": 'Fatal error: exception Failure("{json}")',
+    "Ruby": "#<RuntimeError: {}>",
+    "node": "UnhandledPromiseRejectionWarning: Error: {}",
+}
+
+
+def frame(name, text):
+    """Show a text as one of FRAMES does."""
+    return FRAMES[name].format(text, json=json.dumps(text)[1:-1])
 
 
 def wrap(text, width):

@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_styles import (
     FORMS,
+    FRAMES,
     ROUNDING,
     draw_style,
+    frame,
     hard_wrap,
     prefix,
     quote,
@@ -95,6 +97,28 @@ def test_torchs_text_broken_by_hand_is_read(seed):
 
         assert message.is_oom is True, broken
         assert message.requested == read_message(text).requested, broken
+
+
+TOLD = (
+    TORCH,
+    "CUDA out of memory. Tried to allocate 20.00 MiB.",
+    "Unable to allocate 7.45 GiB for an array with shape (1000000000,).",
+    "Failed to allocate 33554432 bytes on device 1: out of memory.",
+)
+TALKED_OF = (
+    "If CUDA runs out of memory, reduce the batch size to 16.",
+    "The memory limit was set to 16 GiB.",
+    "Retrying after out of memory succeeded with batch size 8.",
+)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_what_a_runtime_puts_around_an_error_changes_nothing(name):
+    for text in TOLD:
+        assert stated(frame(name, text)) == stated(text), text
+
+    for text in TALKED_OF:
+        assert read_message(frame(name, text)).is_oom is False, text
 
 
 @pytest.mark.parametrize("half", range(3, 16))

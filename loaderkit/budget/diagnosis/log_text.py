@@ -73,6 +73,20 @@ _REPRESENTATIONS = (
         ),
         r"\1: \2",
     ),
+    # a sentence that fills its line in a post, in bold letters or as a paragraph
+    (
+        re.compile(
+            r"^[ \t]{0,20}\*\*(?! )([^*\n]{20,1000}[.!])\*\*[ \t]{0,20}$", re.MULTILINE
+        ),
+        r"\1",
+    ),
+    (
+        re.compile(
+            r"^[ \t]{0,20}<(p|b|strong)>([^<>\n]{20,1000}[.!])</\1>[ \t]{0,20}$",
+            re.MULTILINE,
+        ),
+        r"\2",
+    ),
     # node calls what nobody caught a warning
     (re.compile(r"\bUnhandledPromiseRejectionWarning: "), "UnhandledRejection: "),
 )
