@@ -975,7 +975,7 @@ def _kind_and_backend(
 _SUBJECT_OF_HOST = 10
 """Characters before "out of memory" in which "host ran" stands."""
 _DEVICE_MEMORY = compile_words(
-    r"device[ _-]+mem|\bdevice ?\d{1,3} out of memory|\bw(?:eb)?gpu\b"
+    r"device[ _-]+mem|OutOfDeviceMem|\bdevice ?\d{1,3} out of memory|\bw(?:eb)?gpu\b"
 )
 _HOSTS_MEMORY = re.compile(
     r"of[ _]?host[ _]?mem|host_mem|\bhost (?:has )?(?:is|r[au]n|was|went) out of mem",

@@ -168,6 +168,7 @@ _NOT_MEMORY = (
     r"|allocate resources|job submit|\bnode configuration|nodes are available"
     r"|to m?lock (?:\w{1,12} )?memory"
     r"|memory leak|leaked|free system memory|memory format|tokens? per"
+    r"|(?:memory|heap) corruption|invalid memory acc"
     r"|\bcurrent mu ="  # V8 collects garbage
     r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
     r"|hardware limit|no attribute|cannot import|is not defined"
@@ -306,6 +307,7 @@ COMPILER = compile_words(
 """Right before a phrase: a compiler that ran out itself, whatever it compiles for."""
 ANY_DEVICE = compile_words(
     r"\b(?:device|dev|dev_?id|accelerator|graphics card|w(?:eb)?gpu)\b"
+    r"|OutOf(?:Device|Video|Graphics)Memory"
 )
 """Words of a device that is not named."""
 PINNED = compile_words(

@@ -73,13 +73,14 @@ _REPRESENTATIONS = (
         ),
         r"\1: \2",
     ),
-    # a sentence that fills its line in a post, in bold letters or as a paragraph
+    # a sentence that fills its line in a post, in bold or italics or as a paragraph
     (
         re.compile(
             r"^[ \t]{0,20}\*\*(?! )([^*\n]{20,1000}[.!])\*\*[ \t]{0,20}$", re.MULTILINE
         ),
         r"\1",
     ),
+    (re.compile(r"^_(?! )([^_\n]{20,1000})_([.!])$", re.MULTILINE), r"\1\2"),
     (
         re.compile(
             r"^[ \t]{0,20}<(p|b|strong)>([^<>\n]{20,1000}[.!])</\1>[ \t]{0,20}$",
@@ -87,8 +88,9 @@ _REPRESENTATIONS = (
         ),
         r"\2",
     ),
-    # node calls what nobody caught a warning
+    # node calls what nobody caught a warning, and Shiny every error
     (re.compile(r"\bUnhandledPromiseRejectionWarning: "), "UnhandledRejection: "),
+    (re.compile(r"(?<![^\W_])Warning: (?=Error in [^:\n]{0,80}: )"), ""),
 )
 """What runtimes put around an error's text where they show the error as a value."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
@@ -150,8 +152,8 @@ _PREFIX = re.compile(
     r"(?:[\w.-]{1,60} )?(?:kernel:|(?=[\w.@-]{1,60}\[\d{1,9}\]:))"
     r"|\[ {0,6}\d{1,9}\.\d{3,6}\]"
     # Redis: process and role, time, and a mark for the level
-    rf"|(?:\d{{1,8}}:[A-Z]|\[\d{{1,8}}\]) \d{{1,2}} [A-Z][a-z]{{2}} (?:\d{{4}} )?{_CLOCK} "
-    r"[#*.-](?=[ \t])"
+    r"|(?:\d{1,8}:[A-Z]|\[\d{1,8}\]) \d{1,2} [A-Z][a-z]{2} (?:\d{4} )?"
+    rf"{_CLOCK} [#*.-](?=[ \t])"
     rf"|[IWEF]\d{{4}} {_CLOCK} +\d+ [\w./:-]{{1,200}}\]"
     # levels, and what logging.basicConfig and vLLM put around them
     rf"|{_LEVEL}:[\w.]{{1,60}}:"
@@ -717,8 +719,13 @@ _STATEMENT = re.compile(
 )
 
 
+_LABEL_OF_AN_ERROR = re.compile(r"(?:[A-Z][\w.]{0,60})?(?:Error|Exception): \S")
+
+
 def _is_statement_below(line: _Line, following: _Line) -> bool:
     """Whether a line of a program follows another one, or the comment on it.
+
+    So does an error the words that announce it.
 
     >>> _is_statement_below(_Line(14, "# out of memory"), _Line(8, "evict(n)"))
     True
@@ -727,6 +734,8 @@ def _is_statement_below(line: _Line, following: _Line) -> bool:
     """
     if _COMMENT.match(line.words):
         return _STATEMENT.match(following.words) is not None
+    if line.words.endswith(":") and _LABEL_OF_AN_ERROR.match(following.words):
+        return True
     if _END_OF_STATEMENT.search(line.words) is None:
         return False
     is_assignment = _ASSIGNMENT.match(following.words) is not None
