@@ -73,21 +73,24 @@ _REPRESENTATIONS = (
         ),
         r"\1: \2",
     ),
-    # a sentence that fills its line in a post, in bold or italics or as a paragraph
+    # what fills its line in a post, in bold or italics or as a paragraph: a sentence,
+    # or the last line behind a colon, and no heading
     (
         re.compile(
-            r"^[ \t]{0,20}\*\*(?! )([^*\n]{20,1000}[.!])\*\*[ \t]{0,20}$", re.MULTILINE
-        ),
-        r"\1",
-    ),
-    (re.compile(r"^_(?! )([^_\n]{20,1000})_([.!])$", re.MULTILINE), r"\1\2"),
-    (
-        re.compile(
-            r"^[ \t]{0,20}<(p|b|strong)>([^<>\n]{20,1000}[.!])</\1>[ \t]{0,20}$",
+            r"^[ \t]{0,20}(\*\*|<(?:p|b|strong)>)(?! )([^\n]{20,1000}?[.!])"
+            r"(?:\*\*|</\w{1,6}>)[ \t]{0,20}$",
             re.MULTILINE,
         ),
         r"\2",
     ),
+    (
+        re.compile(
+            r"(\A|:\n{1,2})[ \t]{0,20}(?:\*\*|<(?:p|b|strong)>)(?! )"
+            r"([^\n]{20,1000}?)(?:\*\*|</\w{1,6}>)(?=\s{0,20}\Z)"
+        ),
+        r"\1\2",
+    ),
+    (re.compile(r"^_(?! )([^_\n]{20,1000})_([.!])$", re.MULTILINE), r"\1\2"),
     # node calls what nobody caught a warning, and Shiny every error
     (re.compile(r"\bUnhandledPromiseRejectionWarning: "), "UnhandledRejection: "),
     (re.compile(r"(?<![^\W_])Warning: (?=Error in [^:\n]{0,80}: )"), ""),

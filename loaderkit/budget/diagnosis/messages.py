@@ -319,7 +319,7 @@ def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) 
 def _confirms_pattern(
     finding: Exhaustion, wording: MessagePattern, match: re.Match[str]
 ) -> bool:
-    """Whether words that say so stand beside a kill, or an error that hides its cause."""
+    """Whether such words stand beside a kill, or an error that hides its cause."""
     begin, end = finding.region
     if not (match.start() < end and begin < match.end()):
         return False
