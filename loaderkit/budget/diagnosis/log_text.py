@@ -73,8 +73,8 @@ _REPRESENTATIONS = (
         ),
         r"\1: \2",
     ),
-    # what fills its line in a post, in bold or italics or as a paragraph: a sentence,
-    # or the last line behind a colon, and no heading
+    # what fills its line in a post, in bold letters or as a paragraph: a sentence, or
+    # the last line behind a colon, and no heading
     (
         re.compile(
             r"^[ \t]{0,20}(\*\*|<(?:p|b|strong)>)(?! )([^\n]{20,1000}?[.!])"
@@ -90,10 +90,15 @@ _REPRESENTATIONS = (
         ),
         r"\1\2",
     ),
-    (re.compile(r"^_(?! )([^_\n]{20,1000})_([.!])$", re.MULTILINE), r"\1\2"),
     # node calls what nobody caught a warning, and Shiny every error
     (re.compile(r"\bUnhandledPromiseRejectionWarning: "), "UnhandledRejection: "),
-    (re.compile(r"(?<![^\W_])Warning: (?=Error in [^:\n]{0,80}: )"), ""),
+    (
+        re.compile(
+            r"(?<![^\W_])_?Warning: (Error in [^:\n]{0,80}: [^\n]{0,300}?)_?(?=\.?$)",
+            re.MULTILINE,
+        ),
+        r"\1",
+    ),
 )
 """What runtimes put around an error's text where they show the error as a value."""
 _JOINED_LITERALS = re.compile(r"(?<![\"'])([\"']) ?\+\s{1,40}\1")
