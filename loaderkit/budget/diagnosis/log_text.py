@@ -77,7 +77,7 @@ _REPRESENTATIONS = (
     # the last line behind a colon, and no heading
     (
         re.compile(
-            r"^[ \t]{0,20}(\*\*|<(?:p|b|strong)>)(?! )([^\n]{20,1000}?[.!])"
+            r"^[ \t]{0,20}(\*\*|<(?:p|b|strong)>)(?![ *])([^\n]{20,1000}?[.!])"
             r"(?:\*\*|</\w{1,6}>)[ \t]{0,20}$",
             re.MULTILINE,
         ),
@@ -85,7 +85,7 @@ _REPRESENTATIONS = (
     ),
     (
         re.compile(
-            r"(\A|:\n{1,2})[ \t]{0,20}(?:\*\*|<(?:p|b|strong)>)(?! )"
+            r"(\A|:\n{1,2})[ \t]{0,20}(?:\*\*|<(?:p|b|strong)>)(?![ *])"
             r"([^\n]{20,1000}?)(?:\*\*|</\w{1,6}>)(?=\s{0,20}\Z)"
         ),
         r"\1\2",
