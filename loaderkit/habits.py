@@ -497,6 +497,10 @@ _STEP: Mapping[str, Hint] = {
 
 _OF_DETECTOR = "a callback has a detector, which has the settings"
 
+_PIECES = _hints(
+    "batch_size micro_batch_size microbatch_size microbatch chunk_size mini_batch",
+    Hint("micro_batch=4"),
+)
 _LIMIT = _hints("memory budget memory_limit max_memory", Hint("limit='8GiB'"))
 # Lightning's Tuner.scale_batch_size, and Accelerate's find_executable_batch_size
 _TUNER = {
@@ -596,6 +600,27 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
         **_LIMIT,
         "target": Hint("device, the third argument"),
     },
+    "MicroBatcher": {
+        **_PIECES,
+        **_hints("criterion loss_fn loss_function compute_loss", Hint("loss=f")),
+        **_hints(
+            "max_grad_norm grad_clip clip_grad gradient_clip_val max_norm",
+            Hint("clip_norm=1.0"),
+        ),
+        **_hints(
+            "accumulate_grad_batches gradient_accumulation_steps accumulation_steps "
+            "accumulation num_accumulation_steps",
+            Hint("batcher.windows(loader, 4)", "a step takes a window of batches"),
+        ),
+        **_hints(
+            "amp mixed_precision fp16 bf16 precision dtype",
+            Hint("autocast=torch.bfloat16"),
+        ),
+        **_hints("grad_scaler", Hint("scaler=torch.amp.GradScaler(device)")),
+        "device": Hint("model.to(device)", "batches are on the model's device"),
+        **_hints("optim opt", Hint("optimizer=optimizer")),
+    },
+    "transactional_step": _PIECES,
     "assert_fits": {**_STEP, **_LIMIT, "target": Hint('device="cuda"')},
     "concat": {
         **_hints("dsets datasets", Hint('concat(["day1.lk", "day2.lk"], "both.lk")')),
@@ -956,6 +981,14 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
         **_hints("columns column_names features schema keys", Hint("summary.fields")),
         **_hints("size nbytes num_bytes size_in_bytes", Hint("summary.bytes")),
         **_hints("length n num_rows", Hint("summary.samples")),
+    },
+    "MicroBatcher": {
+        **_hints(
+            "fit run train_epoch", Hint("for batch in loader: batcher.step(batch)")
+        ),
+        **_hints("backward forward", Hint("batcher.step(batch), which does both")),
+        **_hints("lr", Hint('batcher.optimizer.param_groups[0]["lr"]')),
+        **_hints("accumulate", Hint("batcher.windows(loader, 4)")),
     },
     "Diagnosis": {
         **_hints(

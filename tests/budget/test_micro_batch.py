@@ -23,7 +23,7 @@ from torch_geometric.nn import GCNConv
 from loaderkit import MicroBatcher, oom_guard, transactional_step
 from loaderkit.budget.cutting import count_samples, cut, weight_of
 from loaderkit.budget.pieces.micro_batch import StepResult
-from loaderkit.errors import BudgetError, OptionError
+from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.memory.process import malloc_heap
 
 
@@ -472,6 +472,51 @@ def test_an_optimizer_of_another_model_is_told(name):
         )
 
     assert any(not p.equal(b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_a_step_without_a_gradient_says_why_there_is_none():
+    model = nn.Linear(6, 1)
+    trainer = MicroBatcher(model, descent(model), lambda out: out.pow(2).mean())
+    causes = {
+        "no_grad": (torch.no_grad(), r"torch.no_grad\(\) is on"),
+        "frozen": (contextlib.nullcontext(), "no parameter of model requires one"),
+        "detached": (contextlib.nullcontext(), "was probably detached"),
+    }
+
+    for name, (context, why) in causes.items():
+        model.requires_grad_(name != "frozen")
+        if name == "detached":
+            trainer.loss = lambda out: out.detach().mean()
+        with context, pytest.raises(StepError, match=why):
+            trainer.step(torch.ones(2, 6))
+
+
+def test_an_optimizer_that_was_exchanged_is_looked_at_again():
+    model = nn.Linear(6, 1)
+    trainer = MicroBatcher(model, descent(model), lambda out: out.pow(2).mean())
+    trainer.step(torch.ones(2, 6))
+
+    trainer.optimizer = descent(nn.Linear(6, 1))
+    with pytest.raises(BudgetError, match="trains nothing"):
+        trainer.step(torch.ones(2, 6))
+
+
+def test_what_others_call_the_options_of_a_trainer_in_pieces_is_answered():
+    model = nn.Linear(6, 1)
+    keywords = {
+        "criterion": ("loss=f", len),
+        "max_grad_norm": ("clip_norm=2.0", 2.0),
+        "batch_size": ("micro_batch=8", 8),
+        "accumulation_steps": ("batcher.windows(loader, 4)", 4),
+    }
+    for name, (fix, value) in keywords.items():
+        with pytest.raises(OptionError, match=f"no option {name!r}") as raised:
+            MicroBatcher(model, descent(model), **{name: value})
+        assert raised.value.fix == fix
+    trainer = MicroBatcher(model, descent(model))
+    for name in ("state_dict", "zero_grad", "train", "fit", "backward", "lr"):
+        with pytest.raises(AttributeError, match=r"fix: .*(batcher\.|step)"):
+            getattr(trainer, name)
 
 
 def test_a_loss_that_is_learned_trains_beside_the_model_or_alone():

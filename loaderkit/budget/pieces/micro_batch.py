@@ -33,6 +33,7 @@ from loaderkit.budget.diagnosis.diagnose import attach, diagnose_oom
 from loaderkit.budget.pieces.comparison import Comparison
 from loaderkit.budget.pieces.options import (
     check_gradients,
+    check_has_gradient,
     check_model_and_optimizer,
     check_pieces,
     check_step_options,
@@ -94,7 +95,7 @@ class StepResult(HasCard):
         return f"loss {float(self.loss):.4g}, {count_of(self.pieces, 'pieces')}{again}"
 
 
-@answer_wrong_names()
+@answer_wrong_names("optimizer", "model")
 @refuse_new_attributes
 @dataclass
 class MicroBatcher:
@@ -138,7 +139,7 @@ class MicroBatcher:
     """Pieces tried again so far."""
     _steps_in_pieces: int = field(default=0, init=False, repr=False)
     _compare_at: int = field(default=1, init=False, repr=False)
-    _has_checked_gradients: bool = field(default=False, init=False, repr=False)
+    _checked_optimizer: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_model_and_optimizer(self.model, self.optimizer, self.loss)
@@ -207,9 +208,9 @@ class MicroBatcher:
         broadcast_buffers(self.model)
         result = agreed(self.model, lambda: self._run_pieces(pieces, window))
         average_gradients(self.model)
-        if not self._has_checked_gradients:
+        if self._checked_optimizer is not self.optimizer:
             text = check_gradients(self.model, self.optimizer)
-            self._has_checked_gradients = True
+            self._checked_optimizer = self.optimizer
             if text:
                 warnings.warn(text, RuntimeWarning, stacklevel=4)
         if result.retries:
@@ -294,6 +295,7 @@ class MicroBatcher:
             inner = unwrapped(model)
             output = call_model(inner, piece, paired=self.loss is not None)
             value = loss_of(output, piece, self.loss) * share
+        check_has_gradient(value, model)
         if self.scaler is not None and not precisely:
             self.scaler.scale(value).backward()
         else:

@@ -16,7 +16,7 @@ from loaderkit.arguments import (
 )
 from loaderkit.budget.cutting import WEIGHTS
 from loaderkit.budget.step.train_step import check_loss
-from loaderkit.errors import BudgetError, OptionError
+from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.fixes import Setting
 from loaderkit.mistaken import mistaken_for_model
 from loaderkit.units import count_of
@@ -124,6 +124,26 @@ def check_gradients(model: torch.nn.Module, optimizer: object) -> str:
         "replaced after the optimizer was made\n"
         f"  fix: {_made_again(optimizer)}, after that"
     )
+
+
+def check_has_gradient(loss: torch.Tensor, model: torch.nn.Module) -> None:
+    """Refuse a loss that nothing can be trained by; torch says "element 0 of tensors".
+
+    Raises:
+        StepError: It has no gradient.
+    """
+    if loss.requires_grad:
+        return
+    message = "This step trains nothing: its loss has no gradient."
+    why, fix = "the loss was probably detached, or is a number of Python's", "loss=f"
+    if not torch.is_grad_enabled():
+        why, fix = (
+            "torch.no_grad() is on",
+            "with torch.enable_grad(): batcher.step(batch)",
+        )
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        why, fix = "no parameter of model requires one", "model.requires_grad_(True)"
+    raise StepError(message, why=why, fix=fix)
 
 
 _OF_ANOTHER = "it was probably made for another model, or for this one before it was "
