@@ -41,8 +41,9 @@ P = ParamSpec("P")
 _USER = 3
 """Frames up to the caller of a method, which ``answer_wrong_names`` wraps."""
 _LEFT_EARLY = (
-    "The loop was left early, where no error can be raised: with LeakDetector() as "
-    "detector: around it, or detector.finish() behind it."
+    "The loop was left early, where Python drops what is raised. To have a leak raise, "
+    "put\nthe loop into `with LeakDetector() as detector:`, or call detector.finish() "
+    "after it."
 )
 
 
@@ -190,6 +191,7 @@ class LeakDetector:
         __tracebackhide__ = True
         _check_epochs(iterable)
         run = self._started_run()
+        run.begin_loop()
         try:
             for item in iterable:
                 yield item
@@ -380,7 +382,10 @@ def _tell_beside_an_error(run: WatchedRun, *, stacklevel: int) -> None:
     """Judge a run that an error of the user's has ended, which must reach the user."""
     # They are raised where warnings are errors.
     with contextlib.suppress(LeakWarning, NotJudgedWarning):
-        run.leave_early("An error has ended the run.", stacklevel=stacklevel + 1)
+        run.leave_early(
+            "An error has ended the run, and reaches you; the leak is told beside it.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _limit_bytes(limit: int | str) -> int:

@@ -10,7 +10,7 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.leaks.patterns import PATTERNS, PatternName
 from loaderkit.leaks.periods import plural_of
 from loaderkit.notebook import HasCard, repr_in_a_line
-from loaderkit.units import format_bytes
+from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,7 +81,9 @@ class Growth(HasCard):
                 holder += f" in {location}"
         count, each = self._count_and_time(period)
         if self.what in RESOURCES.values():
-            subject = f"{count} more {self.what} {each}"
+            # "1 open file", of which the noun is wanted.
+            noun = self.what if count != "1" else count_of(1, self.what)[2:]
+            subject = f"{count} more {noun} {each}"
             subject += f", kept by{holder}" if holder else ""
             subject += f" ({self.items})"
         else:

@@ -91,7 +91,7 @@ class WatchedRun:
         self._open_blocks = 0
         """``with`` blocks around it, whose end asks for the verdict."""
         self._was_leak_told = False
-        """A leak is told once, however long the run goes on."""
+        """A leak is told once a loop, however long that goes on."""
         self._told_epoch = _NOT_TOLD
         """The last epoch of which the verdict was asked for, or told."""
         self._next_check = JUDGED_AFTER
@@ -120,6 +120,10 @@ class WatchedRun:
             message = f"limit={format_bytes(limit)} is less than is used already."
             why = f"{format_bytes(used)} are in use before the first epoch"
             raise OptionError(message, why=why, fix=f"limit={_limit_above(used)!r}")
+
+    def begin_loop(self) -> None:
+        """Note that a loop begins: of a notebook's cell that is run again, perhaps."""
+        self._was_leak_told = False
 
     def count_step(self) -> bool:
         """Count a step; tell whether an epoch ends with it."""

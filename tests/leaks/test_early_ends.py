@@ -215,6 +215,18 @@ def test_steps_of_a_detector_that_counts_epochs_are_refused():
         LeakDetector("cpu").step()
 
 
+@pytest.mark.slow
+def test_a_loop_that_is_run_again_tells_its_leak_again():
+    step, told = keep_bytes(), []
+    detector = LeakDetector("cpu", on_leak=told.append)
+
+    for _ in range(2):
+        for _ in detector.epochs(range(8)):
+            step()
+
+    assert [report.epochs for report in told] == [8, 16]
+
+
 def test_who_has_looked_at_the_report_is_told_nothing_more():
     detector = LeakDetector("cpu")
     detector.start()

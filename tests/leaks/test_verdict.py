@@ -162,7 +162,23 @@ def test_what_is_counted_is_said_in_whole_numbers(per_epoch, words):
 
     assert words in str(growth)
     assert "3.00 MiB" in str(growth)
-    assert "more open files" in str(replace(growth, what="open files"))
+    assert "more open file" in str(replace(growth, what="open files"))
+
+
+@pytest.mark.parametrize(
+    ("what", "one"),
+    [
+        ("child processes", "1 more child process each epoch"),
+        ("threads", "1 more thread each epoch"),
+        ("open files", "1 more open file each epoch"),
+        ("memory mappings", "1 more memory mapping each epoch"),
+    ],
+)
+def test_one_of_a_resource_is_said_as_one(what, one):
+    growth = Growth("files", what, "/dev/null", 1.0, 0)
+
+    assert str(growth).startswith(one)
+    assert str(replace(growth, per_epoch=2)).startswith(f"2 more {what} each epoch")
 
 
 @given(per_epoch=st.floats(0, 1e9))
