@@ -20,6 +20,7 @@ from loaderkit.errors import DamagedCacheError
 if TYPE_CHECKING:
     from loaderkit.cache.files import FileIdentity
 
+_FOLDER, _RECORD = "loaderkit", "verified.txt"
 _MAX_BYTES = 8 << 20
 """Longer, the file is begun anew: some 80,000 shards, each then hashed once more."""
 _FEW_SEARCHES = 8
@@ -122,13 +123,22 @@ def user_cache_folder() -> Path | None:
         folder = Path(base) if base else Path.home() / ".cache"
     except RuntimeError:  # no home is known
         return None
-    return folder / "loaderkit"
+    return folder / _FOLDER
 
 
 def record_path() -> Path | None:
     """Say where it is recorded which files were hashed; None without a home."""
     folder = user_cache_folder()
-    return None if folder is None else folder / "verified.txt"
+    return None if folder is None else folder / _RECORD
+
+
+def is_record(path: str) -> bool:
+    """Tell whether a path is that of such a record, of any user and machine.
+
+    >>> is_record("/home/me/.cache/loaderkit/verified.txt"), is_record("verified.txt")
+    (True, False)
+    """
+    return Path(path).parts[-2:] == (_FOLDER, _RECORD)
 
 
 def _line_of(identity: FileIdentity, xxh3: str) -> str:

@@ -30,6 +30,8 @@ from urllib.parse import unquote
 
 import xxhash
 
+from loaderkit.cache.layout import is_cache_file_name
+from loaderkit.cache.verified import is_record
 from loaderkit.errors import DamagedCacheError
 from loaderkit.fixes import PACK_AGAIN
 
@@ -99,6 +101,8 @@ class SourceFileList:
 
     def add(self, path: str, version: FileVersion) -> None:
         """Note a file; the first look at it counts."""
+        if _is_of_caches(path):
+            return
         self.files.setdefault(self._stored_name(path), version)
 
     def update(self, found: Mapping[str, FileVersion]) -> None:
@@ -125,6 +129,8 @@ class SourceFileList:
         if self._holds_others_only(root):
             yield f"{root} holds none of the files that were packed, and others"
         for name, packed in self.files.items():
+            if _is_of_caches(name):
+                continue  # noted by an earlier version
             path = root if name == "./." else name
             if name.startswith("./") and name != "./.":
                 path = os.path.join(root, name[2:])
@@ -320,6 +326,15 @@ def files_named_in_code(
     for path in files_named_by([*likely, *below], root):
         if not _is_code(path):
             yield path
+
+
+def _is_of_caches(path: str) -> bool:
+    """Tell whether a file is a cache's, or the record of which of them were hashed.
+
+    Samples that are made of another cache's are known by its generation; its shards
+    have their checksums in their names, and may be copied.  The record grows.
+    """
+    return is_cache_file_name(os.path.basename(path)) or is_record(path)
 
 
 def _is_code(path: str) -> bool:

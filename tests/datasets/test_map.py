@@ -1,7 +1,9 @@
 """``map``: when it packs again, when it opens what it packed, and what it says."""
 
+import functools
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -231,3 +233,34 @@ def test_a_stale_cache_is_packed_again_as_its_fix_says(tmp_path):
     exec(imported, names)
 
     assert numbers(eval(call.replace("...", "cache=path"), names)) == [0, 3, 6]
+
+
+OPENS_AND_MAPS = """
+import os, sys
+import loaderkit
+opened = loaderkit.open_cache("rows.lk")
+mapped = opened.map(lambda sample: {"row": sample["row"] + 1}, cache="m.lk")
+print(mapped[1]["row"])
+"""
+
+
+@pytest.mark.slow
+def test_files_of_caches_are_no_raw_data_of_what_is_mapped(rows, tmp_path):
+    """A new process hashes the shards, and notes in its record that it did."""
+    (tmp_path / "program.py").write_text(OPENS_AND_MAPS)
+    shutil.copytree(rows.cache, tmp_path / "copies" / "rows.lk")
+    command = [sys.executable, "program.py"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    record = tmp_path / "home" / "loaderkit" / "verified.txt"
+    record.parent.mkdir(parents=True)
+    record.write_text("a line of another cache\n")
+    run = functools.partial(
+        subprocess.check_output, command, cwd=tmp_path, text=True, env=environment
+    )
+
+    first = run()
+    record.write_text(record.read_text() + "one more\n")
+    for file in rows.cache.iterdir():  # as a copy's times of change are others
+        os.utime(file, (1, 1))
+
+    assert run() == first == "2\n"
