@@ -139,7 +139,9 @@ class LeakWarning(UserWarning):
 class NotJudgedWarning(UserWarning):
     """Whether memory grows is not known: a run was too short, or nobody asked.
 
-    A test run that is to fail for it: ``-W error::loaderkit.errors.NotJudgedWarning``.
+    Tests fail for it with ``pytest -W error::loaderkit.errors.NotJudgedWarning``, and
+    scripts with ``warnings.simplefilter("error", NotJudgedWarning)``: Python's own
+    ``-W`` reads its options before it can import this class.
     """
 
 
