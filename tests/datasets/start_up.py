@@ -56,7 +56,7 @@ KINDS = {
     "number": float,
     "text": "sample {}".format,
     "bytes": lambda i: bytes([i]),
-    "none": lambda i: None if i % 2 else i,
+    "none": lambda i: {"value": None if i % 2 else i},
     "tuple": lambda i: (torch.ones(3), i),
     "list": lambda i: [torch.ones(3), [i, 2.5]],
     "named": lambda i: Pair(torch.ones(2), i),
