@@ -212,7 +212,11 @@ def collate_samples(
         if joining is Joining.STACKED_IF_EQUAL:
             return stack_equal(tensors, ".".join(map(str, path)), ragged)
         are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
-        if are_alike and not (tensors[0].dim() and joining is Joining.RAGGED):
+        # Those that happen to be alike in this batch are joined as in all others:
+        # what a model is given must not depend on which samples met.  A number has
+        # no axis to join along.
+        differs_elsewhere = joining is Joining.RAGGED and tensors[0].dim() > 0
+        if are_alike and not differs_elsewhere:
             return default_collate(tensors)
         return join_ragged(tensors, ragged)
     if isinstance(first, Mapping):
@@ -231,6 +235,8 @@ def collate_samples(
             for name in attribute_names(first)
         }
         return make_dataclass(type(first), batches)
+    # Lists of several lengths have no items to join, one with one: torch refuses them,
+    # and they are kept as they are below.
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
         items = [
             collate_samples(item, ragged, joining_of, (*path, number))
@@ -238,6 +244,7 @@ def collate_samples(
         ]
         if hasattr(first, "_fields"):
             return make_named_tuple(type(first), items)
+        # A list for a tuple too, as torch's default_collate has it.
         return items
     return _collate_plain(samples)
 

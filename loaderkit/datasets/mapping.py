@@ -85,6 +85,7 @@ def map_samples(
         removed=removed,
         version=str(version),
     )
+    # Made twice: the folder is named by the version, and only they can tell theirs.
     path = _default_path(source, make()) if cache is None else cache
     mapped = make(cache=path, packing=packing)
     try:
@@ -111,6 +112,7 @@ def _check_removed(source: BaseDataset[Any], removed: tuple[str, ...]) -> None:
         raise OptionError(message, why=why, fix="drop it")
     known = {str(name) for name in first}
     if source.reads_cache:
+        # Of samples that are built in several ways, the first has not every field.
         known |= column_names(source._open_cache())
     for name in removed:
         if name not in known:
@@ -168,18 +170,17 @@ class _MappedSamples(BaseDataset[Any]):
         )
         if returned is None:
             message = f"The function returned None for sample {row}."
-            why = (
-                "map packs what it returns; Hugging Face's would keep the sample as it "
-            )
-            why += "was before the call"
+            why = "map packs what it returns; Hugging Face's would keep the sample as "
+            why += "it was before the call"
             fix = "return sample at the end of the function"
             raise DatasetError(message, why=why, fix=fix)
         if not isinstance(sample, Mapping) or not isinstance(returned, Mapping):
             return returned
+        # A field that is to be removed stays where the function gives it anew, as with
+        # Hugging Face's map.
+        left_out = {name for name in self.removed if name not in returned}
         fields = {**sample, **returned}
-        return {
-            k: v for k, v in fields.items() if k in returned or k not in self.removed
-        }
+        return {name: value for name, value in fields.items() if name not in left_out}
 
     def _read_code(self) -> tuple[CodeRead, CodeRead]:
         """Read the code of the function, and of the transform in front of it."""
@@ -202,6 +203,7 @@ class _MappedSamples(BaseDataset[Any]):
             text = f"map opened {self.cache}, which it packed before, and cannot tell "
             text += f"whether {unread[0]} has changed since. If it has: map(..., "
             text += "overwrite=True) packs again, and version=2 packs another cache."
+            # Above are map_samples and map, and then the user's line.
             warnings.warn(text, UserWarning, stacklevel=4)
         names = sorted(opened.structure.class_names())
         return MappedCache(

@@ -263,41 +263,52 @@ _AMOUNT_PATTERNS = (
 
 
 def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[Amount]:
+    """Give what one match says, and what of memory that is.
+
+    Which group is filled tells which of ``_AMOUNT_PATTERNS`` it is a match of: each
+    looks for the words of its role in other places.
+    """
     groups = match.groupdict()
     around = text[max(0, match.start() - 40) : match.end() + 40]
     words = " ".join(around.split())
+    # Not further back than the amount before this one: its words are its own.
     before = text[max(previous_end, match.start() - _CONTEXT) : match.start()]
     behind = text[match.end() : match.end() + _CONTEXT]
     if groups.get("bare") is not None:
+        # "malloc of size 1073741824 failed": a size is what was asked for, unless the
+        # words before it say otherwise.
         label = before + text[match.start() : match.start("bare")]
         role = _role_of_amount(label, "") or "requested"
         yield Amount(role, parse_size(groups["bare"]), match.start(), words)
-    elif groups.get("labelled") is not None:
-        before = text[max(previous_end, match.start()) : match.start("labelled")]
-        size = parse_size(groups["labelled"])
-        yield Amount(_role_of_amount(before, ""), size, match.start(), words)
-    elif groups.get("listed") is not None:
-        label = text[match.start() : match.start("listed")]
-        size = parse_size(groups["listed"])
+    elif groups.get("labelled") is not None or groups.get("listed") is not None:
+        # "Requested memory: 9013395456", "Requested: 400, available 264": the match
+        # has the label in it, and what stands before it is of something else.
+        name = "listed" if groups.get("labelled") is None else "labelled"
+        label = text[match.start() : match.start(name)]
+        size = parse_size(groups[name])
         yield Amount(_role_of_amount(label, ""), size, match.start(), words)
     elif groups.get("argument") is not None:
         size = parse_size(groups["argument"])
         yield Amount("requested", size, match.start(), words)
     elif groups.get("described") is not None:
         size = parse_size(f"{groups['described']} {groups['described_unit']}")
+        # "0 free bytes", read as if it were "0 bytes free".
         described_role = _role_of_amount("", f" {groups['adjective']}")
         yield Amount(described_role, size, match.start(), words)
     elif groups.get("sized") is not None:
+        # "model_memory_gb: 26.4"; the table of roles has words without underscores.
         size = parse_size(f"{groups['sized']} {groups['label_unit']}")
         label_role = _role_of_amount(f"{split_names(groups['label'])}: ", "")
         yield Amount(label_role, size, match.start(), words)
     elif groups.get("first") is not None:
+        # "16 bytes available, 32 requested"
         first = parse_size(f"{groups['first']} {groups['shared_unit']}")
         second = parse_size(f"{groups['second']} {groups['shared_unit']}")
         first_role = _role_of_amount(before, groups["first_words"])
         yield Amount(first_role, first, match.start(), words)
         yield Amount(_role_of_amount("", behind), second, match.end(), words)
     elif groups.get("plain") is not None:
+        # "Limit: 7463639450"; with neither a unit nor a label it is no amount at all.
         size = parse_size(groups["plain"])
         plain_role = None
         if not _is_name_or_count(size, before):

@@ -684,13 +684,14 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if clue.is_loose:
         return _is_sure_event(clue, sentence, amounts)
     if clue.phrase is Phrase.FAILED:
-        # A port or a licence can be allocated too.  Of a sentence that names nothing
+        # An address or a license can be allocated too.  Of a sentence that names nothing
         # ("Failed to allocate again.") the ones beside it say what was.
         asked = any(amount.role == "requested" for amount in amounts)
         names_nothing = len(sentence.strip()) <= len(clue.words) + _BARE_SENTENCE
         where = clue.surroundings() if names_nothing else sentence
         if asked or _MEMORY_WORD.search(with_name_parts(where)):
             return True
+        # "failed to alloc ctrl->tag_set, ret -12": drivers need not say of what.
         if _STATUS_OF_THE_SYSTEM.search(sentence):
             return True
         # A runtime's status: nrt_load status=4 message="Allocation Failure"
@@ -727,32 +728,48 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
 
 
 def _is_sure_event(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
-    """Whether words that only stand in one sentence can be trusted."""
+    """Whether words that only stand in one sentence can be trusted.
+
+    They are said of much else, so the first reason for or against them decides, the
+    surest first.  Beside a reason stands what would be misread without it.
+    """
+    # "WARNING: mlock failed; buffer will not be swap-protected": it goes on.
     if _WARNED.search(clue.surroundings()):
         return False
+    # "Terminated due to memory issue"
     if clue.phrase is Phrase.KILLED or _asks_for_more_than_is_free(amounts):
         return True
+    # "Memory specification can not be satisfied", of a job that is to wait.
     if OTHER_THING.search(sentence) and _OUT_OF.match(clue.words) is None:
         return False
+    # "Segment size 40960 exceeds maximum buffer size 32768"
     if clue.phrase is Phrase.EXCEEDED and _is_input(clue):
         return False
+    # As in "memory budget exceeded: 10240 bytes requested, 67108864 bytes in budget".
     if clue.phrase is Phrase.EXCEEDED and _is_above_limit(amounts):
         return True
+    # As in "The Merge buffer is too big (CL_DEVICE_MAX_MEM_ALLOC_SIZE=402653184)".
     if clue.phrase is Phrase.EXCEEDED and ONE_BLOCK.search(sentence):
         return True
+    # "GPU memory budget exceeded."; in a longer sentence somebody explains a rule.
     if _SHARE_WAS_EXCEEDED.match(sentence) and _is_terse(sentence):
         return True
     if _EXCEEDED_ITS_SHARE.search(sentence) and _is_terse(sentence):
         return True
+    # "createBuffer failed, size is too large": a mere size may be that of a picture.
     if clue.phrase is Phrase.FAILED and _PIECE_TOO_LARGE.search(sentence):
         return has_error_mark(sentence)
     has_amounts = any(amount.start < len(sentence) for amount in amounts)
+    # "Maximum call stack size exceeded"; an array can exceed what an index counts.
     if not has_amounts and _MEMORY.search(sentence) is None:
-        return False  # an array can exceed what an index counts
+        return False
+    # "This tab could not get enough memory and was closed."
     if clue.phrase is Phrase.FAILED:
         return True
+    # As in "heap exhausted (512 pages)", and nothing else.
     if clue.phrase is Phrase.RAN_OUT and (_is_placed(sentence) or _is_terse(sentence)):
         return True
+    # As in "job exceeded maxPSS: 15360 MB, current PSS 15872 MB. Killing job 105194".
     if _process_was_ended(clue):
         return True
     return has_error_mark(clue.text[slice(*clue.message)])
@@ -936,6 +953,8 @@ def _kind_and_backend(
     resource = _host_resource(clue, sentence, amounts)
     if resource is not None:
         return resource, "host"
+    # Before the devices: "Host ran out of memory" is printed by their drivers, whose
+    # names stand beside it ("[gfx/vulkan]", "CL_OUT_OF_HOST_MEMORY").
     if _HOSTS_MEMORY.search(clue.text, max(0, clue.start - _SUBJECT_OF_HOST), clue.end):
         return "host_alloc", "cpu"
     around = clue.surroundings()
