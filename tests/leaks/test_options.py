@@ -109,7 +109,7 @@ def test_the_marker_refuses_the_same(pytester):
     [
         ("leak_epochs = 8.0", "leak_epochs = 8 in pytest.ini"),
         ("leak_epochs = 3", "leak_epochs = 6 in pytest.ini"),
-        ("leak_tolerance = 64 parsec", "leak_tolerance = 64 PB in pytest.ini"),
+        ("leak_tolerance = 64 parsec", "leak_tolerance = 64 MB in pytest.ini"),
         ("leak_limit = 0 GiB", "leak_limit = 8 GiB in pytest.ini"),
         ("leak_device = gpu", "leak_device = cuda in pytest.ini"),
     ],
