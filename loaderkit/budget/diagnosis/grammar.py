@@ -684,8 +684,8 @@ def _is_report(clue: _Clue, sentence: str, amounts: list[Amount]) -> bool:
     if clue.is_loose:
         return _is_sure_event(clue, sentence, amounts)
     if clue.phrase is Phrase.FAILED:
-        # An address or a license can be allocated too.  Of a sentence that names nothing
-        # ("Failed to allocate again.") the ones beside it say what was.
+        # An address or a license can be allocated too.  Of a sentence that names
+        # nothing ("Failed to allocate again.") the ones beside it say what was.
         asked = any(amount.role == "requested" for amount in amounts)
         names_nothing = len(sentence.strip()) <= len(clue.words) + _BARE_SENTENCE
         where = clue.surroundings() if names_nothing else sentence
