@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -74,11 +75,15 @@ class Forecast(HasCard):
 
     @property
     def first(self) -> Line | None:
-        """The limit that would break first; None when nothing is known."""
-        # By shares, since one is of bytes and another of files.  ``or 1`` is for the
-        # type checker: of a limit of 0 there is no share.
-        known = [line for line in self.lines if line.limit]
-        return max(known, key=lambda line: line.need / (line.limit or 1), default=None)
+        """The limit that would break first; None when nothing is known.
+
+        >>> full = Line("/dev/shm", 10, 0, why="batches wait there", fix="fewer workers")
+        >>> half = Line("memory", 10, 20, why="batches", fix="a smaller batch")
+        >>> Forecast((half, full), {}).first.name
+        '/dev/shm'
+        """
+        known = [line for line in self.lines if line.limit is not None]
+        return max(known, key=_share_needed, default=None)
 
     def warnings(self) -> tuple[str, ...]:
         """Say what may break, and what to do."""
@@ -105,6 +110,14 @@ class Forecast(HasCard):
             share = f"{first.amount(first.need)} of {first.amount(first.limit or 0)}"
             lines.append(f"{'first limit to break':<24}{first.name}: {share}")
         return "\n".join(lines)
+
+
+def _share_needed(line: Line) -> float:
+    """Say how much of a limit is needed; shares compare bytes with files."""
+    if not line.limit:
+        # Nothing is left, and anything is more than that.
+        return math.inf if line.need else 0.0
+    return line.need / line.limit
 
 
 def forecast(

@@ -209,6 +209,8 @@ class MemoryMeter:
         self._lock = threading.Lock()
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
+        self._open_blocks = 0
+        """``with`` blocks that it is in: its thread goes on until the last one ends."""
 
     def __repr__(self) -> str:
         readings = count_of(len(self._marks), "readings")
@@ -265,6 +267,7 @@ class MemoryMeter:
 
     def __enter__(self) -> Self:
         self.mark()
+        self._open_blocks += 1
         # Entered a second time, it has its thread already.
         if self.every_s is not None and self._thread is None:
             self._stop = threading.Event()
@@ -278,7 +281,9 @@ class MemoryMeter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread is not None and self._stop is not None:
+        self._open_blocks -= 1
+        is_last = self._open_blocks == 0
+        if is_last and self._thread is not None and self._stop is not None:
             self._stop.set()
             self._thread.join()
             self._thread = None

@@ -129,6 +129,19 @@ def test_a_thread_samples_and_ends_with_the_block():
     assert meter.timeline.peak("allocated") is None
 
 
+def test_a_block_within_a_block_does_not_end_the_thread():
+    seen = []
+    meter = loaderkit.MemoryMeter("cpu", every_s=0.01, log=None, on_sample=seen.append)
+    with meter:
+        with meter:
+            pass
+        after_inner = len(seen)
+        while len(seen) < after_inner + 3:
+            time.sleep(0.01)
+
+    assert "loaderkit meter" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_a_timeline_is_written_as_json_and_makes_a_table(tmp_path):
     meter = loaderkit.MemoryMeter("cpu", log=None)
     meter.mark("start")
