@@ -77,7 +77,7 @@ class Forecast(HasCard):
     def first(self) -> Line | None:
         """The limit that would break first; None when nothing is known.
 
-        >>> full = Line("/dev/shm", 10, 0, why="batches wait there", fix="fewer workers")
+        >>> full = Line("/dev/shm", 10, 0, why="batches", fix="fewer workers")
         >>> half = Line("memory", 10, 20, why="batches", fix="a smaller batch")
         >>> Forecast((half, full), {}).first.name
         '/dev/shm'
