@@ -83,12 +83,14 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
     from loaderkit.errors import StepError
 
     loss = None if options.loss is None else named_object(options.loss)
+    # With its unit: from Python, a small number without one is refused.
+    limit = None if options.limit is None else f"{options.limit} B"
     try:
         return plan_batch(
             _build_model(options.model),
             _open_data(options),
             options.device,
-            limit=options.limit,
+            limit=limit,
             batch_size=options.batch_size,
             epochs=options.epochs,
             optimizer=options.optimizer,

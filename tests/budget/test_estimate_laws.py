@@ -27,7 +27,7 @@ from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.shape_rules import shape_rule
 from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.train_step import Step
-from loaderkit.errors import StepError
+from loaderkit.errors import OptionError, StepError
 
 MIB = 2**20
 QUICK = (
@@ -288,7 +288,7 @@ def test_scripted_modules_and_lists_are_estimated():
 def test_what_makes_no_step_is_said():
     model, x = nn.Linear(4, 4), torch.randn(8, 4)
 
-    with pytest.raises(StepError, match="must be a type of tensor"):
+    with pytest.raises(OptionError, match="must be a type of tensor"):
         estimate_step(model, x, autocast="bfloat17")
     with pytest.raises(StepError, match="several times a step"):
         estimate_step(model, x, optimizer=torch.optim.LBFGS)

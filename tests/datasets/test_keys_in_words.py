@@ -219,10 +219,14 @@ def test_a_key_that_is_looked_for_among_the_samples_is_told(tmp_path: Path) -> N
         "mate" in letters  # noqa: B015
 
 
+def _distinct(keys: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(keys, min_size=1, max_size=9, unique=True)
+
+
 KEYS_OF_ALL_KINDS = st.one_of(
-    st.lists(st.text(max_size=4), min_size=1, max_size=9),
-    st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=9),
-    st.lists(st.tuples(st.integers(0, 3), st.text(max_size=2)), min_size=1, max_size=9),
+    _distinct(st.text(max_size=4)),
+    _distinct(st.integers(-(2**70), 2**70)),
+    _distinct(st.tuples(st.integers(0, 3), st.text(max_size=2))),
     st.integers(1, 9).map(lambda n: np.arange(n) * 7),
     st.integers(1, 9).map(lambda n: [PurePath("a") / f"{i}.pt" for i in range(n)]),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import clients
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 from torch_geometric import transforms
 from torch_geometric.data import Batch, Data
 
@@ -28,7 +28,10 @@ class Stream(IterableDataset):
     """Samples that come one after the other."""
 
     def __iter__(self):
-        return iter(TABLES)
+        worker = get_worker_info()
+        return iter(
+            TABLES if worker is None else TABLES[worker.id :: worker.num_workers]
+        )
 
 
 GRAPHS = [clients.graph(i) for i in range(7)]

@@ -76,7 +76,9 @@ def draw_parts(chance, count=None):
                 Data(num_nodes=2, e=torch.ones(2), **fields) for fields in samples
             ]
         elif form == "alone":
+            # None is no sample, and is refused when it is packed.
             samples = [fields.get(names[0]) for fields in samples]
+            samples = [0.5 if sample is None else sample for sample in samples]
         parts.append(samples)
     return parts
 
