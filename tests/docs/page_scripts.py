@@ -14,6 +14,7 @@ from pathlib import Path
 from page_blocks import read_page
 
 ROOT = Path(__file__).parents[2]
+PAGES_THAT_BEGIN_WITH_USE = ("budget", "cache", "loader")
 FOLDERS = ("tutorials", "how-to", "reference", "explanation")
 
 REFUSED_BY_HINTS_OF_OTHERS = {
@@ -81,6 +82,7 @@ def write_scripts(folder: Path) -> None:
         old_script.unlink()
     (folder / "__init__.py").touch()
     files = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    files += [ROOT / "docs" / f"{name}.md" for name in PAGES_THAT_BEGIN_WITH_USE]
     for name in FOLDERS:
         files += sorted((ROOT / "docs" / name).glob("*.md"))
     for file in files:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fresh_process import in_fresh_process
 from page_blocks import read_page, run_page
+from page_scripts import PAGES_THAT_BEGIN_WITH_USE
 
 import loaderkit
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [
     DOCS / "index.md",
+    *(DOCS / f"{name}.md" for name in PAGES_THAT_BEGIN_WITH_USE),
     *sorted(
         file
         for folder in ("tutorials", "how-to", "reference", "explanation")
