@@ -399,41 +399,43 @@ def _function_texts(
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, types.FunctionType):
         yield from _code_texts(_as_method(wrapped, owner), visited)
+    registry = vars(function).get("registry")
+    if isinstance(registry, types.MappingProxyType):
+        # The functions that functools.singledispatch has for types of an argument.
+        yield from _value_texts(registry.values(), visited)
     yield source_text(function)
     code, scope = function.__code__, function.__globals__
     visited.paths += strings_in(code)
     changes = changes_in(function)
     changed_names = {change.variable for change in changes}
     place = _place_of(function)
+    uses = uses_in(function)
     for name, value in values_bound_to(function):
         if visited.counts_filled or name not in changed_names:
-            yield from _bound_texts(value, f"{place} {name}", visited)
+            read = uses.attributes.get(name)
+            yield from _bound_texts(value, f"{place} {name}", visited, read)
 
     for change in changes:
         if change.variable in scope:
             visited.note_change(scope[change.variable], change.attribute)
 
-    # The names of attributes are among these too, and not told apart from globals.
+    # Of globals and attributes, which bytecode has in one list.
     names = names_used_in(code)
-    global_names = globals_read_in(code)
-    uses = uses_in(function)
     module = sys.modules.get(function.__module__ or "")
-    for name in sorted(names):
-        if name in vars(function) and name != "__wrapped__":
-            yield from _bound_texts(vars(function)[name], f"{place}.{name}", visited)
-        if name not in scope:
-            continue
-        value = scope[name]
+    for name in sorted(names & vars(function).keys() - {"__wrapped__"}):
+        yield from _bound_texts(vars(function)[name], f"{place}.{name}", visited)
+    # Not an attribute that has the name of a global: ``ones(3).mean()`` reads no
+    # variable of the script's that is called ``mean``.
+    for name in sorted(globals_read_in(code) & scope.keys()):
+        value, read = scope[name], uses.attributes.get(name)
         if _is_environment(value, names):
             visited.unread["the environment variables that it reads"] = None
         if isinstance(value, types.ModuleType):
-            yield from _module_texts(value, name, names, visited)
+            yield from _module_texts(value, name, names, visited, read)
             continue
         yield from _value_texts([value], visited, name)
-        if name in global_names:
-            read = uses.attributes.get(name)
-            where = f"{function.__module__}.{name}"
-            yield from _variable_texts(value, module, name, where, visited, read)
+        where = f"{function.__module__}.{name}"
+        yield from _variable_texts(value, module, name, where, visited, read)
 
 
 def _is_environment(value: object, names: AbstractSet[str]) -> bool:
@@ -465,12 +467,30 @@ def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
     return isinstance(value, functools._lru_cache_wrapper)
 
 
-def _bound_texts(value: object, place: str, visited: _Visited) -> Iterator[str]:
-    """Follow a value that a function has with it: code as code, others by content."""
+def _bound_texts(
+    value: object,
+    place: str,
+    visited: _Visited,
+    attributes: frozenset[str] | None = None,
+) -> Iterator[str]:
+    """Follow a value that a function has with it: code as code, others by content.
+
+    Args:
+        value: The value.
+        place: Where it is.
+        visited: What is not followed again.
+        attributes: What code reads of it; None for all that it holds.
+
+    Yields:
+        Texts to be hashed.
+    """
     is_constant = constant_text(value) is not None
     is_path = isinstance(value, str | PurePath)
     if isinstance(value, _CODE_TYPES) or is_constant or is_path:
         yield from _value_texts([value], visited)
+    elif attributes is not None and _has_all(value, attributes):
+        for attribute in sorted(attributes):
+            yield from _attribute_texts(value, attribute, visited, place)
     elif (id(value), place) not in visited:
         visited.add((id(value), place))
         visited.held.append(_Held(place, value))
@@ -482,7 +502,11 @@ def _as_method(function: types.FunctionType, owner: object) -> object:
 
 
 def _module_texts(
-    module: types.ModuleType, name: str, names: AbstractSet[str], visited: _Visited
+    module: types.ModuleType,
+    name: str,
+    names: AbstractSet[str],
+    visited: _Visited,
+    read: AbstractSet[str] | None = None,
 ) -> Iterator[str]:
     """Follow the members of a module of the user's that code names.
 
@@ -492,14 +516,22 @@ def _module_texts(
         names: All names that occur in the same code: ``module.function`` in code is the
             names ``module`` and ``function``.
         visited: What is not followed again.
+        read: The names that the code reads of the module; all of them if None.
 
     Yields:
         Texts to be hashed; none for a library's module.
     """
-    if not is_users_module(module):
+    members = frozenset(vars(module).keys() & (names if read is None else read))
+    mark = (id(module), members)
+    # A package has modules that have the package.
+    if not is_users_module(module) or mark in visited:
         return
-    for member_name in sorted(names & vars(module).keys()):
+    visited.add(mark)
+    for member_name in sorted(members):
         member = vars(module)[member_name]
+        if isinstance(member, types.ModuleType):
+            yield from _module_texts(member, member_name, names, visited)
+            continue
         yield from _value_texts([member], visited, name)
         where = f"{module.__name__}.{member_name}"
         yield from _variable_texts(member, module, member_name, where, visited)
@@ -785,6 +817,11 @@ def _bound_to(
     return _as_method(method.__func__, cls) if is_of_class else method.__func__  # type: ignore[arg-type]
 
 
+_OF_ABSTRACT_CLASSES = "_abc_impl"
+"""What ``abc`` puts into each class, such as a transform of PyG's: which classes were
+registered.  It cannot be read."""
+
+
 def _class_texts(cls: type, visited: _Visited) -> Iterator[str]:
     """Follow the methods, the constants and the assignments of a class."""
     if id(cls) in visited:
@@ -798,7 +835,7 @@ def _class_texts(cls: type, visited: _Visited) -> Iterator[str]:
         elif isinstance(member, property | functools.cached_property):
             getter = getattr(member, "fget", None) or getattr(member, "func", None)
             yield from _code_texts(getter, visited)
-        elif not name.startswith("__"):
+        elif not name.startswith("__") and name != _OF_ABSTRACT_CLASSES:
             if (text := constant_text(member)) is not None:
                 yield f"{name}={text}"
             where = f"{cls.__module__}.{cls.__qualname__}.{name}"

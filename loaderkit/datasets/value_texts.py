@@ -162,7 +162,7 @@ class StateWriter:
 
     def _write_once(self, value: Any, depth: int) -> str | None:
         name = type(value).__qualname__
-        if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        if _is_named_code(value):
             self.functions.append(value)
             return f"{value.__module__}.{value.__qualname__}"
         if isinstance(value, types.MethodType):
@@ -264,6 +264,14 @@ class StateWriter:
             if self._num_items > _MAX_NESTED_ITEMS:
                 raise OverflowError
         return [self.write(item, depth) for item in items]
+
+
+def _is_named_code(value: object) -> bool:
+    """Tell whether a value is a class or a function, also one that Cython made."""
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return True
+    # Cython's have a type for each of its versions, which nothing public names.
+    return type(value).__name__ == "cython_function_or_method"
 
 
 def _joined(name: str, texts: list[str]) -> str:

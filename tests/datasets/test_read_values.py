@@ -71,6 +71,15 @@ WAYS = {
     "def f(s): return {use:read_settings.get()}",
     "an imported function": "import read_settings\nfrom read_settings import get\n"
     "read_settings.VALUE = {0}\ndef f(s): return {use:get()}",
+    "a module of a package": "import read_package.settings\n"
+    "read_package.settings.VALUE = {0}\n"
+    "def f(s): return {use:read_package.settings.VALUE}",
+    "a function for a type": "import functools\nVALUE = {0}\n"
+    "@functools.singledispatch\ndef g(s): return s\n@g.register\n"
+    "def _(s: int): return {use:VALUE}\n"
+    "def f(s): return g(s)",
+    "an attribute in a closure": "class Box: pass\nBOX = Box()\nBOX.value = {0}\n"
+    "def make(box):\n    return lambda s: {use:box.value}\nf = make(BOX)",
     "a closure": "def make(value):\n    return lambda s: {use:value}\n"
     "HELD = {0}\nf = make(HELD)",
     "a closure that its line changes": "HELD = {0}\ndef make(held):\n"
@@ -203,6 +212,7 @@ def place_of(way):
     """Where the value lies that a way reads, as the module names it."""
     source = WAYS[way]
     places = ("HELD", "read_settings.VALUE", "read_settings.value", "BOX.inner.value")
+    places += ("read_package.settings.VALUE",)
     places += ("BOX.value", "TABLE['value']", "f.value")
     for place in places:
         if f"{place} = {{0}}" in source:
@@ -216,12 +226,20 @@ def place_of(way):
     return "TABLE['value']" if "TABLE = {{'value'" in source else "VALUE"
 
 
+def write_settings(folder):
+    """Write the modules that the ways import."""
+    (folder / "read_settings.py").write_text(MODULE_OF_SETTINGS)
+    (folder / "read_package").mkdir()
+    (folder / "read_package" / "__init__.py").touch()
+    (folder / "read_package" / "settings.py").write_text(MODULE_OF_SETTINGS)
+
+
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """Import a text as a module of the user's."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    (tmp_path / "read_settings.py").write_text(MODULE_OF_SETTINGS)
+    write_settings(tmp_path)
     counter = itertools.count()
     names = []
 
@@ -229,7 +247,7 @@ def module(tmp_path, monkeypatch):
         name = f"read_values_{next(counter)}"
         (tmp_path / f"{name}.py").write_text(text)
         importlib.invalidate_caches()
-        names.extend((name, "read_settings"))
+        names.extend((name, "read_settings", "read_package", "read_package.settings"))
         return importlib.import_module(name)
 
     yield make
@@ -294,7 +312,7 @@ for number in range(int(sys.argv[2])):
 
 @pytest.mark.slow
 def test_an_unchanged_program_has_the_fingerprints_of_its_last_run(tmp_path):
-    (tmp_path / "read_settings.py").write_text(MODULE_OF_SETTINGS)
+    write_settings(tmp_path)
     for number, (way, value) in enumerate(CASES):
         (tmp_path / f"case_{number}.py").write_text(module_of(way, value)[0])
 
@@ -340,3 +358,46 @@ def test_a_memory_that_load_fills_makes_no_cache_stale(memory, module):
     assert [imported.f(row) for row in range(3)] == [0, 1, 2]
 
     assert fingerprint_of(imported.f, ()) == before
+
+
+BOX = "class Box: pass\nBOX = Box()\nBOX.value, BOX.other = 1, 1\n"
+NOT_READ = {
+    "a number with an attribute's name": (
+        f"{BOX}value = 1\ndef f(s): return BOX.value",
+        "value = 2",
+    ),
+    "a list with an attribute's name": (
+        f"{BOX}value = [1]\ndef f(s): return BOX.value",
+        "value.append(2)",
+    ),
+    "a number with a method's name": (
+        "import numpy as np\nmean = 1\ndef f(s): return np.ones(3).mean()",
+        "mean = 2",
+    ),
+    "a variable of a module with an attribute's name": (
+        f"{BOX}import read_settings as m\ndef f(s): return m.VALUE, BOX.value",
+        "m.value = 2",
+    ),
+    "another attribute": (f"{BOX}def f(s): return BOX.value", "BOX.other = 2"),
+    "another attribute in a closure": (
+        f"{BOX}def make(box):\n    return lambda s: box.value\nf = make(BOX)",
+        "BOX.other = 2",
+    ),
+    "another attribute of a default": (
+        f"{BOX}def f(s, box=BOX): return box.value",
+        "BOX.other = 2",
+    ),
+}
+"""What code does not read, and what changes it."""
+
+
+@pytest.mark.parametrize("case", NOT_READ)
+def test_a_change_of_what_code_does_not_read_is_none(case, module):
+    text, change = NOT_READ[case]
+    imported = module(text)
+    before, returned = prints_of(imported.f), imported.f(0)
+
+    exec(change, vars(imported))
+
+    assert imported.f(0) == returned
+    assert prints_of(imported.f) == before
