@@ -176,9 +176,11 @@ class _MappedSamples(BaseDataset[Any]):
             raise DatasetError(message, why=why, fix=fix)
         if not isinstance(sample, Mapping) or not isinstance(returned, Mapping):
             return returned
-        # A field that is to be removed stays where the function gives it anew, as with
-        # Hugging Face's map.
-        left_out = {name for name in self.removed if name not in returned}
+        # As with Hugging Face's map, a field that is to be removed stays where the
+        # function gives it in a dict of its own, and goes where that is the sample.
+        left_out = set(self.removed)
+        if returned is not sample:
+            left_out -= set(returned)
         fields = {**sample, **returned}
         return {name: value for name, value in fields.items() if name not in left_out}
 

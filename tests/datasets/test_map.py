@@ -264,3 +264,36 @@ def test_files_of_caches_are_no_raw_data_of_what_is_mapped(rows, tmp_path):
         os.utime(file, (1, 1))
 
     assert run() == first == "2\n"
+
+
+def counted(sample):
+    sample["n"] = sample["n"] + 1
+    return sample
+
+
+def lengthened(sample):
+    sample["tokens"] = [9]
+    return sample
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda sample: sample,
+        counted,
+        lengthened,
+        lambda sample: {"tokens": sample["tokens"], "m": 1},
+        lambda sample: {"m": 1},
+        lambda sample: dict(sample),
+    ],
+    ids=["same", "changed", "removed one changed", "anew", "another", "copy"],
+)
+def test_fields_are_removed_as_hugging_face_does(tmp_path, function):
+    samples = [{"tokens": [1, 2], "n": 1}, {"tokens": [3], "n": 2}]
+    theirs = datasets.Dataset.from_list(samples)
+    ours = loaderkit.pack(samples, tmp_path / "samples", workers=0)
+
+    expected = theirs.map(function, remove_columns=["tokens"])
+    mapped = ours.map(function, remove_columns=["tokens"], cache=tmp_path / "mapped")
+
+    assert sorted(mapped[0]) == sorted(expected.column_names)

@@ -6,12 +6,13 @@ The oracle is the code itself: where it returns something else, it has read a ch
 import importlib
 import itertools
 import os
+import sqlite3
 import subprocess
 import sys
 
 import pytest
 
-from loaderkit.datasets.fingerprint import fingerprint_of, fingerprint_value
+from loaderkit.datasets.fingerprint import fingerprint_of, fingerprint_value, read_value
 
 WAYS = {
     "a global": "VALUE = {0}\ndef f(s): return {use:VALUE}",
@@ -401,3 +402,17 @@ def test_a_change_of_what_code_does_not_read_is_none(case, module):
 
     assert imported.f(0) == returned
     assert prints_of(imported.f) == before
+
+
+def test_classes_derived_from_abstract_ones_are_read_whole(module):
+    imported = module(
+        "from torch_geometric.transforms import BaseTransform, Compose\n"
+        "class Mine(BaseTransform):\n    def forward(self, data): return data\n"
+        "f = Compose([Mine()])"
+    )
+
+    assert read_value(imported.f).unread == ()
+    with sqlite3.connect(":memory:") as connection:
+        imported.f.transforms.append(connection)
+        assert "sqlite3.Connection" in read_value(imported.f).unread[0]
+    connection.close()
