@@ -52,18 +52,49 @@ _LAUNCHERS = (
 )
 """Where to look for a rank, the innermost launcher first."""
 
-_RANKS_WITHIN = (
+_LOCAL_RANKS = (
     "LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_NODE_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MVP_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+)
+"""Variables that say which process of a node this is.  Lightning leaves
+``LOCAL_RANK=0`` behind, which says nothing."""
+
+_NODE_RANKS = (
     "NODE_RANK",
     "GROUP_RANK",
     "PET_NODE_RANK",
-    "PALS_RANKID",
-    "ALPS_APP_PE",
+    "HOROVOD_CROSS_RANK",
+    "SLURM_NODEID",
 )
-"""Variables that say which process of a node this is, or which node, or which process
-of all where no variable says how many there are.  torchrun sets the first three beside
-``RANK``; Kubeflow the fourth, for a torchrun that it starts; Cray the others.
-Lightning leaves ``LOCAL_RANK=0`` behind, which says nothing."""
+"""Variables that say which node this is.  torchrun sets the first two beside ``RANK``;
+Kubeflow the third, for a torchrun that it starts."""
+
+_RANKS_WITHOUT_SIZE = ("PALS_RANKID", "ALPS_APP_PE")
+"""Which process of all this is, where no variable says how many there are: Cray's."""
+
+_SIZES_WITHIN = (
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "HOROVOD_CROSS_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MVP_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_LOCAL_SIZE",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+)
+"""Variables that say how many processes a node has, or how many nodes there are.  Those
+of an allocation, such as ``SLURM_NNODES``, say nothing of this process."""
 
 GIVEN_BY_CALLER = "you asked for it"
 """The ``source`` of ranks that the caller passed to ``build_loader``."""
@@ -193,10 +224,14 @@ def _check_no_half_is_told(environment: Mapping[str, str]) -> None:
             if names.launcher == "srun":
                 raise _not_started_by_srun(_number_in(size_text) or 0)
             raise _told_by_half(names.world_size, names.rank, environment)
-    for name in _RANKS_WITHIN:
+    for name in (*_LOCAL_RANKS, *_NODE_RANKS, *_RANKS_WITHOUT_SIZE):
         text = environment.get(name)
         # Before torchrun, scripts took -1 for "not distributed".
         if text and _number_in(text) not in {0, -1}:
+            raise _told_by_half(name, "RANK and WORLD_SIZE", environment)
+    for name in _SIZES_WITHIN:
+        text = environment.get(name)
+        if text and _number_in(text) not in {0, 1, -1}:
             raise _told_by_half(name, "RANK and WORLD_SIZE", environment)
 
 
@@ -223,11 +258,12 @@ def _probable_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
         return next((number for number in known if number >= least), None)
 
     rank = first_number((names.rank for names in _LAUNCHERS), 0)
-    if rank is None and not first_number(["NODE_RANK", "GROUP_RANK"], 0):
+    if rank is None and not first_number(_NODE_RANKS, 0):
         # On the first node the rank is the number of the process there.
-        rank = first_number(["LOCAL_RANK"], 0)
+        rank = first_number(_LOCAL_RANKS, 0)
     rank = rank or 0
-    size = first_number((names.world_size for names in _LAUNCHERS), rank + 1)
+    sizes = (*(names.world_size for names in _LAUNCHERS), *_SIZES_WITHIN)
+    size = first_number(sizes, rank + 1)
     return rank, size or max(rank + 1, 2)
 
 

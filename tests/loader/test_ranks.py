@@ -616,6 +616,29 @@ LAUNCHERS = {
     "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 }
 """As their documentation, or Lightning, DeepSpeed and Horovod, name them."""
+LOCAL_RANKS = [
+    "LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MVP_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PALS_LOCAL_RANKID",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "FLUX_TASK_LOCAL_ID",
+    "SLURM_LOCALID",
+]
+LOCAL_SIZES = [
+    "LOCAL_WORLD_SIZE",
+    "HOROVOD_LOCAL_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MVP_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "PALS_LOCAL_SIZE",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+]
+"""Which process of its node this is, and how many are there."""
 SETS_ITS_OWN = {
     # the launcher of the processes that train, and what it was started by
     "torchrun": ("srun", "Open MPI", "MPICH", "jsrun", "Flux"),
@@ -631,7 +654,8 @@ def started_by_no_launcher(monkeypatch):
     for names in LAUNCHERS.values():
         for name in names:
             monkeypatch.delenv(name, raising=False)
-    for name in ("SLURM_NTASKS", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"):
+    others = ("SLURM_NTASKS", "NODE_RANK", "GROUP_RANK")
+    for name in (*others, *LOCAL_RANKS, *LOCAL_SIZES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -671,6 +695,10 @@ TOLD_BY_HALF = [
     {"ALPS_APP_PE": "3"},
     *({rank: "1"} for rank, _ in LAUNCHERS.values()),
     *({size: "3"} for name, (_, size) in LAUNCHERS.items() if name != "srun"),
+    *({name: "1"} for name in LOCAL_RANKS[1:]),
+    *({name: "2"} for name in LOCAL_SIZES),
+    {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+    {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
     # as Lightning starts processes
     {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "NODE_RANK": "0"},
 ]
@@ -681,6 +709,9 @@ TOLD_OF_ONE = [
     {"LOCAL_RANK": "-1"},
     {"LOCAL_RANK": "0", "NODE_RANK": "0"},
     {"SLURM_NTASKS": "1"},
+    *({name: "0"} for name in LOCAL_RANKS),
+    *({name: "1"} for name in LOCAL_SIZES),
+    {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"},
 ]
 
 
@@ -689,6 +720,16 @@ def test_the_half_of_a_launchers_variables_is_refused(environment):
     with pytest.raises(LoaderError, match=next(iter(environment))) as caught:
         launched_ranks(environment)
     assert "init_process_group" in caught.value.fix
+
+
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
+def test_the_place_on_a_node_says_nothing_where_the_rank_is_known(launcher):
+    rank_name, size_name = LAUNCHERS[launcher]
+    places = dict.fromkeys(LOCAL_RANKS, "1") | dict.fromkeys(LOCAL_SIZES, "2")
+
+    ranks = launched_ranks({rank_name: "3", size_name: "4", **places})
+
+    assert (ranks.rank, ranks.world_size) == (3, 4)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 7])
@@ -701,6 +742,8 @@ def test_the_fix_of_such_variables_says_the_number_that_is_there(launcher, numbe
         ({"LOCAL_RANK": number, "NODE_RANK": 1, "WORLD_SIZE": 9}, (0, 9)),
         # The number of a process on its node is not the rank.
         ({rank_name: number, "LOCAL_RANK": 5}, (number, max(2, number + 1))),
+        ({"SLURM_LOCALID": number + 1}, (number + 1, number + 2)),
+        ({"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": 9}, (number, 9)),
     ]
     if launcher != "srun":  # where a size alone means that srun is missing
         environments += [({size_name: number + 2}, (0, number + 2))]
