@@ -15,7 +15,7 @@ from loaderkit.arguments import (
     show_value,
 )
 from loaderkit.budget.cutting import WEIGHTS
-from loaderkit.budget.step.train_step import check_loss
+from loaderkit.budget.step.train_step import check_loss, needs_closure
 from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.fixes import Setting
 from loaderkit.mistaken import mistaken_for_model
@@ -41,7 +41,7 @@ def check_model_and_optimizer(
 
     Raises:
         OptionError: One of them is something else, or the optimizer updates none of the
-            parameters.
+            parameters, or runs the model by itself.
     """
     mistake = mistaken_for_model(model)
     if mistake is not None:
@@ -58,6 +58,12 @@ def check_model_and_optimizer(
             raise OptionError(message, why=why, fix="optimizer=scheduler.optimizer")
         if isinstance(optimizer, type):
             why = "it is a class, which was not called yet"
+        fix = "optimizer=torch.optim.AdamW(model.parameters())"
+        raise OptionError(message, why=why, fix=fix)
+    if needs_closure(optimizer):
+        name = type(optimizer).__name__
+        message = f"{name}.step() cannot be called without a closure."
+        why = "its closure would run the whole batch, which is trained in pieces here"
         fix = "optimizer=torch.optim.AdamW(model.parameters())"
         raise OptionError(message, why=why, fix=fix)
     check_loss(loss)

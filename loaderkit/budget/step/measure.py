@@ -114,7 +114,7 @@ def step_copies(model: torch.nn.Module, batch: Any, step: Step) -> StepCopies:
     twin = _copy_module(model)
     if step.checkpoint:
         checkpoint_blocks(twin)
-    return StepCopies(twin, batch, make_optimizer(twin.parameters(), step))
+    return StepCopies(twin, batch, make_optimizer(model, twin, step))
 
 
 def _copy_module(model: torch.nn.Module) -> Any:

@@ -134,12 +134,12 @@ def find_error_without_memory(
     except Exception:  # noqa: BLE001 -- a copy that fails says nothing of the step
         return None
 
-    error = _run_and_catch(fake_twin, batch_of_fakes, step, fake)
+    error = _run_and_catch(model, (fake_twin, batch_of_fakes), step, fake)
     if error is None or is_limit_of_fakes(error):
         return None
     # Tensors on "meta" are plain ones, without values: what runs with them did not fail
     # for its shapes or types, but because a fake is no plain tensor.
-    if _run_and_catch(meta_twin, meta_batch, step, nullcontext()) is None:
+    if _run_and_catch(model, (meta_twin, meta_batch), step, nullcontext()) is None:
         return None
     return error
 
@@ -164,11 +164,12 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _run_and_catch(
     model: torch.nn.Module,
-    batch: Any,
+    copies: tuple[torch.nn.Module, Any],
     step: Step,
     mode: AbstractContextManager[object],
 ) -> Exception | None:
-    """Run a step in a mode; give its error, if it has one."""
+    """Run a step of copies of a model and a batch; give its error, if it has one."""
+    twin, batch = copies
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
@@ -178,8 +179,8 @@ def _run_and_catch(
     ):
         warnings.simplefilter("ignore")
         try:
-            optimizer = make_optimizer(model.parameters(), step)
-            run_step(model, batch, optimizer, step)
+            optimizer = make_optimizer(model, twin, step)
+            run_step(twin, batch, optimizer, step)
         except Exception as error:  # noqa: BLE001 -- any error of the user's own
             return error
     return None

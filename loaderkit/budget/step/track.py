@@ -136,7 +136,7 @@ def _track_once(
     if values is not None:
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
-    optimizer = make_optimizer(twin.parameters(), step)
+    optimizer = make_optimizer(model, twin, step)
     # Adagrad makes its state at once, others in the first step.
     tracker.add_all(optimizer_state(optimizer), "optimizer state")
 
@@ -215,6 +215,10 @@ def _give_state(
         return True
     parameters = list(model.parameters())
     if not all(parameter.requires_grad for parameter in parameters):
+        return False
+    updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not all(id(parameter) in updated for parameter in parameters):
+        # The gradients of the others are kept from step to step: none frees them.
         return False
     if any(getattr(module, "sparse", False) for module in model.modules()):
         # Their gradients are sparse, which cannot be made of zeros.

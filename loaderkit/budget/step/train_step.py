@@ -26,13 +26,14 @@ from loaderkit.arguments import (
     with_small_article,
 )
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
+from loaderkit.budget.step.optimizer_copies import optimizer_like
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Setting
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from torch_geometric.data.data import BaseData
 
@@ -435,11 +436,12 @@ def checkpoint_blocks(model: Any) -> None:
         )
 
 
-def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
+def make_optimizer(model: torch.nn.Module, twin: torch.nn.Module, step: Step) -> Any:
     """Make the optimizer of a step.
 
     Args:
-        parameters: What it updates.
+        model: What the user trains; an optimizer to be like has parameters of it.
+        twin: A copy of the model, whose parameters are updated.
         step: Which one, and for which device.
 
     Returns:
@@ -448,13 +450,16 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
     Raises:
         ValueError: It is no optimizer.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     if step.optimizer is None or not trained:
         return None
-    optimizer = _new_optimizer(trained, step.optimizer)
+    if isinstance(step.optimizer, torch.optim.Optimizer):
+        optimizer = optimizer_like(step.optimizer, model, twin)
+    else:
+        optimizer = _new_optimizer(trained, step.optimizer)
     for group in optimizer.param_groups:
         _choose_variant(group, step)
-    if _needs_closure(optimizer):
+    if needs_closure(optimizer):
         name = type(optimizer).__name__
         message = f"{name} runs the model several times a step."
         why = "how often, its values decide, which nobody knows beforehand"
@@ -463,13 +468,29 @@ def make_optimizer(parameters: Iterable[Any], step: Step) -> Any:
     return optimizer
 
 
-def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+def needs_closure(optimizer: Any) -> bool:
+    """Tell whether ``step`` cannot be called without a function that it calls.
+
+    >>> needs_closure(torch.optim.LBFGS([torch.zeros(3)]))
+    True
+    >>> needs_closure(torch.optim.SGD([torch.zeros(3)]))
+    False
+    """
+    try:
+        parameters = inspect.signature(optimizer.step).parameters.values()
+    except (TypeError, ValueError):
+        return False  # what is written in C may not tell
+    variable = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    # A scheduler replaces the method by a function with the class's signature.
+    return any(
+        parameter.default is parameter.empty
+        for parameter in parameters
+        if parameter.kind not in variable and parameter.name != "self"
+    )
 
 
 def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
-    """Make an optimizer by its name, its class, a callable, or like another one."""
+    """Make an optimizer by its name, its class or a callable."""
     if isinstance(optimizer, str):
         classes = {name.lower(): value for name, value in vars(torch.optim).items()}
         if optimizer.lower() not in _OPTIMIZERS:
@@ -478,10 +499,16 @@ def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
             why = "there is none of that name"
             raise StepError(message, why=why, fix=_nearest_optimizer(optimizer))
         return classes[optimizer.lower()](parameters, lr=1e-3)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return type(optimizer)(parameters, **optimizer.defaults)
     if callable(optimizer):
-        return optimizer(parameters)
+        try:
+            return optimizer(parameters)
+        except (TypeError, ValueError) as error:
+            # Such as Muon, which takes matrices alone, or an argument that is missing.
+            message = "optimizer cannot be made of the model's parameters: "
+            message += f"{type(error).__name__}: {error}"
+            why = "it is called with all of them that are trained, and nothing else"
+            fix = "pass the optimizer itself, made as training makes it"
+            raise StepError(message, why=why, fix=fix) from error
     message = "optimizer must be a name, a class, a callable or an optimizer"
     message += f", got {optimizer!r}."
     why = f"it is {kind_of(optimizer)}"

@@ -1,0 +1,124 @@
+"""Makes an optimizer like the user's, for the parameters of a copy of their model."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from loaderkit.nests import flatten_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.optim import Optimizer
+
+    _Group = dict[str, Any]
+
+
+def optimizer_like(
+    optimizer: Optimizer, model: torch.nn.Module, twin: torch.nn.Module
+) -> Any:
+    """Make an optimizer like another one; nothing of that one is changed.
+
+    Args:
+        optimizer: To be like: its class, groups of parameters and their settings.
+        model: What it was made for.
+        twin: A copy of it, real or fake.
+
+    Returns:
+        The optimizer of those parameters of the copy that the other one has of the
+        model.  One that was made for another model altogether lends its class and
+        settings; then all parameters that are trained are updated.
+    """
+    by_name = dict(twin.named_parameters(remove_duplicate=False))
+    twins = {
+        id(parameter): by_name[name]
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if name in by_name
+    }
+    groups = _groups_of_twins(optimizer, twins)
+    if not groups:
+        trained = [p for p in twin.parameters() if p.requires_grad]
+        groups = [copy.deepcopy(optimizer.defaults) | {"params": trained}]
+
+    if type(optimizer).__module__.startswith("torch.optim."):
+        return _constructed(optimizer, groups)
+    try:
+        return _copied(optimizer, groups, twins)
+    except (TypeError, RuntimeError):
+        # It holds what cannot be copied, such as a lock or a group of processes.
+        return _constructed(optimizer, groups)
+
+
+def _groups_of_twins(
+    optimizer: Optimizer, twins: Mapping[int, torch.Tensor]
+) -> list[_Group]:
+    """Give the groups with their settings; those without a parameter are left out.
+
+    Others than the model's are no part of its step, such as those of a loss.
+    """
+    groups = []
+    for group in optimizer.param_groups:
+        parameters = [twins[id(p)] for p in group["params"] if id(p) in twins]
+        if parameters:
+            # Names are those of all parameters of the group.
+            others = {"params", "param_names"}
+            settings = {k: v for k, v in group.items() if k not in others}
+            groups.append(copy.deepcopy(settings) | {"params": parameters})
+    return groups
+
+
+def _constructed(optimizer: Optimizer, groups: list[_Group]) -> Any:
+    """Call the class with what it takes of the defaults.
+
+    AdamW has a default ``decoupled_weight_decay``, which is no argument of its own.
+    """
+    accepted = inspect.signature(type(optimizer)).parameters
+    settings = {k: v for k, v in optimizer.defaults.items() if k in accepted}
+    return type(optimizer)(groups, **settings)
+
+
+def _copied(
+    optimizer: Optimizer, groups: list[_Group], twins: Mapping[int, torch.Tensor]
+) -> Any:
+    """Copy an optimizer of the user's own: its arguments are not known any more."""
+    # deepcopy takes what is in the memo for copied already.
+    memo: dict[int, Any] = dict(twins)
+    example = groups[0]["params"][0]
+    updated = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    attributes = list(vars(optimizer).values())
+    held = [*updated.values(), *flatten_tensors(attributes)]
+    held += flatten_tensors(list(optimizer.state.values()))
+    for tensor in held:
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _tensor_for(example, tensor)
+
+    twin = copy.deepcopy(optimizer, memo)
+    # torch copies what all optimizers have, without hooks and what a scheduler puts
+    # before ``step``.
+    for name, value in vars(optimizer).items():
+        if name not in vars(twin) and not hasattr(type(optimizer), name):
+            setattr(twin, name, copy.deepcopy(value, memo))
+    twin.param_groups = groups
+    of_groups = {id(p) for group in groups for p in group["params"]}
+    for parameter in list(twin.state):
+        # What an optimizer keeps for all of them, it has under names.
+        is_parameter = not isinstance(parameter, str)
+        if is_parameter and id(parameter) not in of_groups:
+            del twin.state[parameter]
+    return twin
+
+
+def _tensor_for(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor of an optimizer; without memory, where the parameter has none."""
+    has_values = not isinstance(parameter, FakeTensor) and not parameter.is_meta
+    # A scalar, such as the number of steps, is read.
+    if has_values or tensor.ndim == 0 or tensor.layout is not torch.strided:
+        return tensor.detach().clone()
+    return parameter.new_empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, requires_grad=False
+    )
