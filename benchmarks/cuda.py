@@ -196,7 +196,7 @@ def measure_on_gpu(model: Any, batch: Any, step: Step) -> tuple[int, int]:
         checkpoint_blocks(twin)
     twin = twin.to(DEVICE)
     batch = map_tensors(lambda tensor: tensor.to(DEVICE), batch)
-    optimizer = make_optimizer(twin.parameters(), step)
+    optimizer = make_optimizer(model, twin, step)
     for _ in range(STEPS_A_RUN):
         _train_once(twin, batch, optimizer, step)
     torch.cuda.synchronize()
