@@ -254,11 +254,11 @@ def _read(texts: Iterable[str], visited: _Visited) -> CodeRead:
     values: dict[str, str] = {}
     # A value's class may hold others: the list grows.
     for held in visited.held:
-        value = xxhash.xxh3_128()
+        value_digest = xxhash.xxh3_128()
         for text in _held_texts(held, visited):
-            value.update(text.encode("utf-8", "backslashreplace"))
-        found = value.hexdigest()
-        values[held.place] = _LEFT_BY_LOADING.get((held.place, found), found)
+            value_digest.update(text.encode("utf-8", "backslashreplace"))
+        xxh3 = value_digest.hexdigest()
+        values[held.place] = _LEFT_BY_LOADING.get((held.place, xxh3), xxh3)
         digest.update(f"{held.place}={values[held.place]}".encode())
     unread = tuple(visited.unread)
     return CodeRead(digest.hexdigest(), visited.paths, values, unread)
@@ -488,12 +488,8 @@ def _bound_texts(
     is_path = isinstance(value, str | PurePath)
     if isinstance(value, _CODE_TYPES) or is_constant or is_path:
         yield from _value_texts([value], visited)
-    elif attributes is not None and _has_all(value, attributes):
-        for attribute in sorted(attributes):
-            yield from _attribute_texts(value, attribute, visited, place)
-    elif (id(value), place) not in visited:
-        visited.add((id(value), place))
-        visited.held.append(_Held(place, value))
+    else:
+        yield from _held_or_attribute_texts(_Held(place, value), visited, attributes)
 
 
 def _as_method(function: types.FunctionType, owner: object) -> object:
@@ -561,13 +557,31 @@ def _variable_texts(
     is_code = isinstance(value, _CODE_TYPES)
     if is_code or constant_text(value) is not None:
         return
-    if attributes is not None and _has_all(value, attributes):
+    held = _Held(place, value, scope, name)
+    yield from _held_or_attribute_texts(held, visited, attributes)
+
+
+def _held_or_attribute_texts(
+    held: _Held, visited: _Visited, attributes: frozenset[str] | None
+) -> Iterator[str]:
+    """Follow the attributes that code reads of a value, or hold all of it for later.
+
+    Args:
+        held: The value, and where it is.
+        visited: What is not followed again.
+        attributes: What code reads of it; None for all that it holds.
+
+    Yields:
+        Texts to be hashed; none where it is held.
+    """
+    if attributes is not None and _has_all(held.value, attributes):
         for attribute in sorted(attributes):
-            yield from _attribute_texts(value, attribute, visited, place)
+            yield from _attribute_texts(held.value, attribute, visited, held.place)
         return
-    if (id(value), place) not in visited:
-        visited.add((id(value), place))
-        visited.held.append(_Held(place, value, scope, name))
+    mark = (id(held.value), held.place)
+    if mark not in visited:
+        visited.add(mark)
+        visited.held.append(held)
 
 
 def _has_all(value: object, attributes: Iterable[str]) -> bool:

@@ -263,16 +263,15 @@ def _node_of_code(code: types.CodeType) -> ast.AST | None:
         # What Python adds at the start of a function has column 0, or none.
         if line is not None and column
     ]
-    found = [
-        node
-        for node in lambdas
-        if all((node.body.lineno, node.body.col_offset) <= place for place in places)
-        and all(
-            place <= (node.body.end_lineno or 0, node.body.end_col_offset or 0)
-            for place in places
-        )
-    ]
-    return found[-1] if found else tree
+    enclosing = [node for node in lambdas if _encloses(node, places)]
+    return enclosing[-1] if enclosing else tree
+
+
+def _encloses(node: ast.Lambda, places: list[tuple[int, int]]) -> bool:
+    """Tell whether all places, as line and column, are in the body of a lambda."""
+    begin = (node.body.lineno, node.body.col_offset)
+    end = (node.body.end_lineno or 0, node.body.end_col_offset or 0)
+    return all(begin <= place <= end for place in places)
 
 
 def values_bound_to(function: types.FunctionType) -> Iterator[tuple[str, object]]:

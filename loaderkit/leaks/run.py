@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from loaderkit.leaks.counter_trend import CounterTrend
     from loaderkit.leaks.report import LeakReport
 
     OnLeak = Literal["raise", "warn"] | Callable[[LeakReport], object]
@@ -223,11 +224,7 @@ class WatchedRun:
         is_known = self._told_epoch == self.epoch or self._was_leak_told
         if is_known or self.settings.is_judged_by_owner or os.getpid() != self._pid:
             return
-        counters = judge_counters(
-            self.recorder.series(),
-            tolerance=self.settings.tolerance,
-            warmup=self.settings.warmup,
-        )
+        counters = self._judge_counters()
         verdict, _ = overall(counters)
         if verdict == STEADY:
             return
@@ -288,12 +285,16 @@ class WatchedRun:
         watch = self.recorder
         # What it keeps is subtracted: the first verdict loads modules.
         with watch.collector_paused(), watch.own_memory():
-            counters = judge_counters(
-                watch.series(),
-                tolerance=self.settings.tolerance,
-                warmup=self.settings.warmup,
-            )
+            counters = self._judge_counters()
         return any(counter.trend.rising for counter in counters)
+
+    def _judge_counters(self) -> tuple[CounterTrend, ...]:
+        """Judge the readings alone, without what was seen besides."""
+        return judge_counters(
+            self.recorder.series(),
+            tolerance=self.settings.tolerance,
+            warmup=self.settings.warmup,
+        )
 
     def _is_over_limit(self) -> bool:
         limit = self.settings.limit

@@ -224,14 +224,14 @@ def _check_no_half_is_told(environment: Mapping[str, str]) -> None:
             if names.launcher == "srun":
                 raise _not_started_by_srun(_number_in(size_text) or 0)
             raise _told_by_half(names.world_size, names.rank, environment)
-    for name in (*_LOCAL_RANKS, *_NODE_RANKS, *_RANKS_WITHOUT_SIZE):
+    # Before torchrun, scripts took -1 for "not distributed".
+    numbers_of_one = {
+        **dict.fromkeys((*_LOCAL_RANKS, *_NODE_RANKS, *_RANKS_WITHOUT_SIZE), (0, -1)),
+        **dict.fromkeys(_SIZES_WITHIN, (0, 1, -1)),
+    }
+    for name, numbers in numbers_of_one.items():
         text = environment.get(name)
-        # Before torchrun, scripts took -1 for "not distributed".
-        if text and _number_in(text) not in {0, -1}:
-            raise _told_by_half(name, "RANK and WORLD_SIZE", environment)
-    for name in _SIZES_WITHIN:
-        text = environment.get(name)
-        if text and _number_in(text) not in {0, 1, -1}:
+        if text and _number_in(text) not in numbers:
             raise _told_by_half(name, "RANK and WORLD_SIZE", environment)
 
 
