@@ -224,7 +224,7 @@ class BatchJoining(SampleReading[T]):
         fill_padding(batch, pad_value)
 
     def _check_pad_names(self, batch: Any, pad_value: PadValue) -> None:
-        """Check once what ``pad_value`` pads: by the cache, or by the first batch."""
+        """Check once what ``pad_value`` pads: by the cache, or by the first batches."""
         state = self._loaderkit
         # By identity: what was set anew is checked anew, and comparing mappings would
         # cost every batch.
@@ -234,7 +234,8 @@ class BatchJoining(SampleReading[T]):
             check_names_in_cache(self._open_cache(), pad_value)
         elif isinstance(pad_value, Mapping):
             opened = None if self.cache is None else self._open_cache()
-            check_names_in_batch(batch, pad_value, opened)
+            if not check_names_in_batch(batch, pad_value, opened):
+                return
         state.checked_pad_value = pad_value
 
     def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:

@@ -3,14 +3,16 @@
 A name that pads nothing is refused, and not passed over: whoever gave it wants another
 batch than the one that they would get.  Samples of tensors and arrays with an axis may
 differ in length, and so may be padded; where all happen to be equally long no place is
-to be filled, and the name is right.
+to be filled, and the name is right.  ``None`` is not padded: in batches of samples that
+have a value and others that have None, both stand side by side in a list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 
 from loaderkit.arguments import suggest_name
@@ -22,6 +24,7 @@ from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from typing import SupportsFloat
 
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.ragged import PadValue, Path
@@ -31,6 +34,7 @@ _NUMBER = "one number in each sample"
 _LIST = "a list in each sample"
 _TEXT = "a text in each sample"
 _GRAPH = "a graph in each sample"
+_NONE = "None in each sample"
 
 
 class NamedValue(NamedTuple):
@@ -40,6 +44,8 @@ class NamedValue(NamedTuple):
     """The keys that lead to it."""
     never_padded: str | None
     """What it is, where that is never padded; None where it may be, or is not known."""
+    is_float: bool = False
+    """Whether it is one number with a fraction."""
 
 
 def check_names_in_cache(opened: OpenedCache, pad_value: PadValue) -> None:
@@ -82,7 +88,7 @@ def _values_in(opened: OpenedCache) -> list[NamedValue]:
 
 def check_names_in_batch(
     batch: object, pad_value: Mapping[str, Any], opened: OpenedCache | None
-) -> None:
+) -> bool:
     """Refuse names that pad nothing in a batch, nor in any other of the same samples.
 
     Args:
@@ -90,6 +96,10 @@ def check_names_in_batch(
         pad_value: Numbers by fields.
         opened: The cache that the samples are made of; a field that is in it, and not
             in this batch, may be in the next.  None for samples of no cache.
+
+    Returns:
+        Whether it is known of all names what they pad.  Of a field that is None in all
+        samples of this batch the next one may tell.
 
     Raises:
         DatasetError: There is no such field, or it is never padded.
@@ -104,7 +114,13 @@ def check_names_in_batch(
                 for value in _values_of_node(variant, ())
                 if missing & _names_of(value.path)
             ]
-    _check_names(pad_value, values)
+    known = [value for value in values if value.never_padded != _NONE]
+    known_names = {name for value in known for name in _names_of(value.path)}
+    maybe_names = {name for value in values for name in _names_of(value.path)}
+    undecided = (pad_value.keys() & maybe_names) - known_names
+    decided = {name: pad_value[name] for name in pad_value if name not in undecided}
+    _check_names(decided, values)
+    return not undecided
 
 
 def _names_of(path: Path) -> set[str]:
@@ -113,16 +129,16 @@ def _names_of(path: Path) -> set[str]:
     return paths | {key for key in path if isinstance(key, str)}
 
 
-def _check_names(names: Iterable[str], values: list[NamedValue]) -> None:
+def _check_names(pad_value: Mapping[str, Any], values: list[NamedValue]) -> None:
     by_name: dict[str, list[NamedValue]] = {}
     for value in values:
         for name in _names_of(value.path):
             by_name.setdefault(name, []).append(value)
-    for name in names:
+    for name, number in pad_value.items():
         if name not in by_name:
             raise _no_field(name, by_name)
         if all(value.never_padded for value in by_name[name]):
-            raise _never_padded(name, by_name[name], values)
+            raise _never_padded(name, number, by_name[name], values)
 
 
 def _no_field(name: str, known: Iterable[str]) -> DatasetError:
@@ -140,11 +156,15 @@ def _nothing_to_pad(pad_value: PadValue) -> DatasetError:
 
 
 def _never_padded(
-    name: str, of_name: list[NamedValue], values: list[NamedValue]
+    name: str, number: object, of_name: list[NamedValue], values: list[NamedValue]
 ) -> DatasetError:
     """Say that nothing is padded where a name leads to, and where something is."""
     kinds = dict.fromkeys(str(value.never_padded) for value in of_name)
-    message = f"pad_value names {name!r}, which is {' and '.join(kinds)}."
+    others = [kind for kind in kinds if kind != _NONE]
+    shown = " and ".join(others) or _NONE
+    if others and _NONE in kinds:
+        shown += ", or None"
+    message = f"pad_value names {name!r}, which is {shown}."
     why = "only tensors and arrays are padded, whose lengths may differ"
     if _LIST in kinds:
         why = "tensors and arrays are padded; a list of numbers stays a list"
@@ -154,6 +174,17 @@ def _never_padded(
     can_be_padded = sorted(
         {path_text(value.path) for value in values if value.never_padded is None} - {""}
     )
+    if others == [_NUMBER] and _NONE in kinds:
+        why = "it is written behind the end of shorter tensors and arrays, and takes "
+        why += "the place of no None"
+        # A batch that began with an int would have another dtype than one of floats.
+        is_float = any(value.is_float for value in of_name)
+        number = float(cast("SupportsFloat", number)) if is_float else number
+        fix = f"a transform that gives a number for None: sample[{name!r}] = {number!r}"
+        if {value.path for value in of_name} == {(name,)}:
+            given = f"{number!r} if sample[{name!r}] is None else sample[{name!r}]"
+            fix = f"transform=lambda sample: {{**sample, {name!r}: {given}}}"
+        return DatasetError(message, why=why, fix=fix)
     fix = f"leave {name!r} out"
     if can_be_padded:
         fix += f"; what can be padded is {', '.join(map(repr, can_be_padded))}"
@@ -172,14 +203,13 @@ def _values_of_node(node: Node, path: Path) -> Iterator[NamedValue]:
             never_padded = _TEXT
         elif row.in_dicts is not DictJoin.TENSOR or not column.ndim:
             never_padded = _NUMBER
-        yield NamedValue(path, never_padded)
+        yield NamedValue(path, never_padded, column.kind is Kind.FLOAT)
         return
     row_of_nest = NEST_KINDS[node.kind]
     if not row_of_nest.is_container:
-        # Of None nothing is known: other samples may have a tensor there, as of labels.
         is_none = node.kind is Kind.NONE
         words = f"a tensor ({node.kind}) that has no padding"
-        yield NamedValue(path, None if is_none else words)
+        yield NamedValue(path, _NONE if is_none else words)
         return
     if not node.children:
         yield NamedValue(path, "empty in each sample")
@@ -193,8 +223,10 @@ def _values_of_node(node: Node, path: Path) -> Iterator[NamedValue]:
 
 
 def _values_of_batch(batch: object, path: Path) -> Iterator[NamedValue]:
-    if isinstance(batch, tuple(PADDED.values())) or batch is None:
+    if isinstance(batch, tuple(PADDED.values())):
         yield NamedValue(path, None)
+    elif batch is None:
+        yield NamedValue(path, _NONE)
     elif isinstance(batch, torch.Tensor):
         has_layout = batch.layout is torch.strided
         layout = str(batch.layout).removeprefix("torch.")
@@ -205,7 +237,9 @@ def _values_of_batch(batch: object, path: Path) -> Iterator[NamedValue]:
         for key in batch.keys():  # noqa: SIM118 -- PyG iterates over pairs
             yield NamedValue((*path, str(key)), "a field of a graph")
     elif isinstance(batch, list | tuple) and _are_plain_values(batch):
-        yield NamedValue(path, _kind_of_plain(batch))
+        is_float = any(isinstance(value, float) for value in batch)
+        kinds = dict.fromkeys(map(_kind_of_plain, batch))
+        yield from [NamedValue(path, kind, is_float) for kind in kinds]
     else:
         pairs = list(parts_with_keys(batch))
         if not pairs:
@@ -222,10 +256,14 @@ def _are_plain_values(batch: list[Any] | tuple[Any, ...]) -> bool:
     return any(value is None or isinstance(value, plain) for value in batch)
 
 
-def _kind_of_plain(values: list[Any] | tuple[Any, ...]) -> str | None:
-    kinds = {type(value) for value in values}
-    if type(None) in kinds:
-        return None
-    if kinds <= {str, bytes}:
+def _kind_of_plain(value: object) -> str | None:
+    """Say what a value that nobody joined is; None where it may be padded."""
+    if value is None:
+        return _NONE
+    if isinstance(value, str | bytes):
         return _TEXT
-    return _LIST if list in kinds else _NUMBER
+    if isinstance(value, list):
+        return _LIST
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim:
+        return None
+    return _NUMBER

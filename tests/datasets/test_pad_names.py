@@ -1,6 +1,7 @@
 """A field that ``pad_value`` names is padded with it, or the name is refused."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -48,7 +49,12 @@ FIELDS = {
     "dict of numbers": (lambda n: {"a": n, "b": "text"}, "refused"),
     "even tensor": (lambda _: torch.ones(3), "no place to fill"),
     "even array": (lambda _: np.ones((3, 2)), "no place to fill"),
-    "None": (lambda _: None, "no place to fill"),
+    "None": (lambda _: None, "refused where all samples are known"),
+    "int or None": (lambda n: n if n > 2 else None, "refused"),
+    "float or None": (lambda n: n / 2 if n > 2 else None, "refused"),
+    "text or None": (lambda n: "a" * n if n > 2 else None, "refused"),
+    "list or None": (lambda n: [n, 2] if n > 2 else None, "refused"),
+    "numbers or None": (lambda n: {"a": n} if n > 2 else None, "refused"),
     "tensor": (lambda n: torch.ones(n), "padded"),
     "matrix": (lambda n: torch.ones(n, 2), "padded"),
     "array": (lambda n: np.ones(n), "padded"),
@@ -83,16 +89,16 @@ def first_batch(dataset):
 
 
 DATASETS = {
-    "cache": lambda _, opened: opened.batch([1, 2]),
+    "cache": lambda _, opened: opened().batch([1, 2]),
     "loaded": lambda samples, _: Loaded(samples, pad_value={"y": 5}).batch([1, 2]),
-    "loader": lambda _, opened: first_batch(Subset(opened, [1, 2])),
+    "loader": lambda _, opened: first_batch(Subset(opened(), [1, 2])),
     "parts": lambda _, opened: first_batch(
-        ConcatDataset([Subset(opened, [1]), Subset(opened, [2])])
+        ConcatDataset([Subset(opened(), [1]), Subset(opened(), [2])])
     ),
     "stack": lambda _, opened: first_batch(
-        StackDataset(Subset(opened, [1, 2]), Subset(opened, [3, 1]))
+        StackDataset(Subset(opened(), [1, 2]), Subset(opened(), [3, 1]))
     ),
-    "rows": lambda _, opened: opened[[1, 2]].batch([0, 1]),
+    "rows": lambda _, opened: opened()[[1, 2]].batch([0, 1]),
 }
 
 
@@ -127,13 +133,15 @@ def test_a_field_that_is_named_is_padded_with_its_number_or_refused(tmp_path, fi
         path = tmp_path / f"{number % len(NESTS)}.lk"
         if not path.exists():
             loaderkit.pack(samples, path, workers=0)
-        if wanted == "refused":
+        opened = functools.partial(open_cache, path, transforms)
+        are_all_known = dataset != "loaded" and not transforms
+        if wanted == "refused" or (wanted.startswith("refused") and are_all_known):
             # Sparse tensors in memory are joined by nobody, named or not.
-            with pytest.raises(DatasetError, match=r"names 'y'|cannot be join"):
-                DATASETS[dataset](samples, open_cache(path, transforms))
+            with pytest.raises(DatasetError, match=r"names 'y'|cannot be joined"):
+                DATASETS[dataset](samples, opened)
             continue
-        fields = padded_in(DATASETS[dataset](samples, open_cache(path, transforms)))
-        if wanted != "no place to fill":
+        fields = padded_in(DATASETS[dataset](samples, opened))
+        if wanted == "padded":
             assert fields
         assert all((field.values[~field.mask] == 5).all() for field in fields)
 
@@ -186,4 +194,39 @@ def test_a_name_that_is_a_number_in_some_samples_and_a_tensor_in_others_is_right
     dataset = loaderkit.open_cache(tmp_path / "a.lk", pad_value={"y": 5})
 
     assert dataset.batch([0, 1])["y"].tolist() == [1, 2]
+    assert dataset.batch([2, 3])["y"].values.tolist() == [[1, 5], [1, 1]]
+
+
+@pytest.mark.parametrize("number", [1, 0.5])
+def test_the_fix_for_a_number_or_none_gives_a_number_for_none(tmp_path, number):
+    samples = [{"x": torch.ones(2), "opt": value} for value in (None, number)]
+    loaderkit.pack(samples, tmp_path / "a.lk", workers=0)
+    with pytest.raises(DatasetError, match="number in each sample, or None") as caught:
+        loaderkit.open_cache(tmp_path / "a.lk", pad_value={"opt": 3})
+
+    given = {"transform": eval(caught.value.fix.removeprefix("transform="))}
+
+    batch = loaderkit.open_cache(tmp_path / "a.lk", **given).batch([0, 1])
+    filled = [sample | {"opt": sample["opt"] or type(number)(3)} for sample in samples]
+    expected = torch.utils.data.default_collate(filled)
+    assert torch.equal(batch["opt"], expected["opt"])
+    assert batch["opt"].dtype == expected["opt"].dtype
+
+
+@pytest.mark.parametrize("value", [1, 0.5, "a"])
+def test_a_name_that_is_none_in_the_first_batch_is_decided_by_a_later_one(value):
+    dataset = Loaded([{"y": None}, {"y": None}, {"y": value}], pad_value={"y": 5})
+
+    assert dataset.batch([0, 1])["y"] == [None, None]
+
+    with pytest.raises(DatasetError, match="in each sample, or None"):
+        dataset.batch([1, 2])
+
+
+def test_a_name_that_is_none_in_the_first_batch_is_padded_in_a_later_one():
+    samples = [{"y": None}, {"y": None}, {"y": torch.ones(1)}, {"y": torch.ones(2)}]
+    dataset = Loaded(samples, pad_value={"y": 5})
+
+    dataset.batch([0, 1])
+
     assert dataset.batch([2, 3])["y"].values.tolist() == [[1, 5], [1, 1]]
