@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import torch
 import xxhash
 
 from loaderkit.datasets.compact_keys import Integers, Texts
@@ -15,7 +17,7 @@ from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.plain import encode_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -63,7 +65,10 @@ class Doubled(NamedTuple):
 
 
 def first_doubled(keys: Sequence[Any]) -> Doubled | None:
-    """Find the first row whose key an earlier row has, by what the keys are called.
+    """Find the first row whose key an earlier row has.
+
+    Keys are one if they are called alike, since a cache has their names; and if Python
+    says that they are equal, since ``load`` may look them up in a dict.
 
     8 bytes a key while it looks.
 
@@ -72,24 +77,67 @@ def first_doubled(keys: Sequence[Any]) -> Doubled | None:
 
     >>> first_doubled(["tea", "mate", "tea", "mate"]), first_doubled([1, 2, "1"])
     (Doubled(first=0, second=2), Doubled(first=0, second=2))
+    >>> first_doubled([0, 1, True]), first_doubled([[0.0], [-0.0]])
+    (Doubled(first=1, second=2), Doubled(first=0, second=1))
     >>> first_doubled(range(10**9)), first_doubled(["a", "b"])
     (None, None)
     """
     if isinstance(keys, range):
         return None  # of numbers that differ
-    hashes = _hashes_of(keys)
-    hashes.sort()
-    doubled = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    found = [_first_of_one_hash(keys, _hashes_of, key_text)]
+    # Equal texts and integers are called alike.
+    if not isinstance(keys, Texts | Integers):
+        found.append(_first_of_one_hash(keys, _hashes_of_values, _comparable))
+    doubled = [pair for pair in found if pair is not None]
+    return min(doubled, key=operator.attrgetter("second"), default=None)
+
+
+def _first_of_one_hash(
+    keys: Sequence[Any],
+    hash_all: Callable[[Sequence[Any]], NDArray[Any]],
+    compared: Callable[[Any], Hashable],
+) -> Doubled | None:
+    """Find the first row that is as an earlier one.
+
+    Args:
+        keys: The keys.
+        hash_all: Hashes what is compared of each ``[n]``.
+        compared: Gives what is compared of a key.
+    """
+    hashes = hash_all(keys)
+    ordered = np.sort(hashes)
+    doubled = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not doubled:
         return None
-    row_of_text: dict[str, int] = {}
-    for row, text_hash in enumerate(_hashes_of(keys).tolist()):
-        if text_hash in doubled:
+    first_rows: dict[Hashable, int] = {}
+    for row, key_hash in enumerate(hashes.tolist()):
+        if key_hash in doubled:
             # Two keys may have one hash and be others.
-            first = row_of_text.setdefault(key_text(keys[row]), row)
+            first = first_rows.setdefault(compared(keys[row]), row)
             if first != row:
                 return Doubled(first, row)
     return None
+
+
+def _hashes_of_values(keys: Sequence[Any]) -> NDArray[np.int64]:
+    """Hash the keys themselves ``[n]``: those of equal keys are equal."""
+    return np.fromiter((hash(_comparable(key)) for key in keys), np.int64)
+
+
+def _comparable(key: object) -> Hashable:
+    """Give what is equal for two keys that are, and can be hashed.
+
+    Lists are not equal to tuples.  A tensor or array stands for its numbers.
+    """
+    if isinstance(key, torch.Tensor | np.ndarray):
+        key = key.tolist()
+    if isinstance(key, list):
+        return (list, *map(_comparable, key))
+    if type(key) is tuple:
+        return tuple(map(_comparable, key))
+    if type(key).__hash__ is None:
+        return key_text(key)  # a set, a dict, an object that only says what is equal
+    return cast("Hashable", key)
 
 
 def _hashes_of(keys: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:

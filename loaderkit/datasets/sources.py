@@ -243,6 +243,14 @@ def describe_rows(source: Source | StreamSource, rows: range) -> str:
     return f"samples {rows.start:,} to {rows.stop - 1:,}, from {key!r} on"
 
 
+def _is_known_to_dicts(key: object, other: object) -> bool:
+    """Tell whether a dict has two keys as one; it has no arrays, nor NaN twice."""
+    try:
+        return len({key, other}) == 1
+    except TypeError:
+        return False
+
+
 def _makes_by_load(source: object) -> bool:
     """Tell whether ``load`` of each of ``keys()`` gives the samples of a source.
 
@@ -416,19 +424,25 @@ class KeyedSource:
             return
         name = type(self._dataset).__name__
         key, other = self._keys[doubled.first], self._keys[doubled.second]
-        shown = key_in_code(other)
-        message = f"{name}.keys() gives {shown} twice: in rows {doubled.first:,} and "
-        message += f"{doubled.second:,}."
-        why = "a key names one sample, and load() would make it twice"
-        fix = "return list(dict.fromkeys(keys)); dataset[rows] may have a row twice"
-        if key_in_code(key) != shown:
-            message = (
-                f"{name}.keys() gives {key_in_code(key)} in row {doubled.first:,} "
-            )
-            message += f"and {shown} in row {doubled.second:,}."
+        shown, other_shown = key_in_code(key), key_in_code(other)
+        if shown == other_shown:
+            message = f"{name}.keys() gives {shown} twice: in rows {doubled.first:,} "
+            message += f"and {doubled.second:,}."
+            why = "a key names one sample, and load() would make it twice"
+            fix = "return list(dict.fromkeys(keys))"
+            if not _is_known_to_dicts(key, other):
+                fix = "return list({str(key): key for key in keys}.values())"
+            fix += "; dataset[rows] may have a row twice"
+            raise DatasetError(message, why=why, fix=fix)
+
+        message = f"{name}.keys() gives {shown} in row {doubled.first:,} "
+        message += f"and {other_shown} in row {doubled.second:,}."
+        if key_text(key) == key_text(other):
             why = "a cache has the names of keys, and both are called "
             why += show_value(key_text(key))
-            fix = "return list(map(str, keys)), or other names"
+        else:
+            why = f"{shown} == {other_shown}: a dict has both as one key"
+        fix = 'return [f"{type(key).__name__} {key}" for key in keys], or other names'
         raise DatasetError(message, why=why, fix=fix)
 
     def read(self, row: int) -> Any:

@@ -1,9 +1,13 @@
 """Keys that come twice, and None in the place of a sample, are refused when packing."""
 
+import enum
+import math
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import PurePath
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +16,30 @@ from hypothesis import strategies as st
 import loaderkit
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.key_index import first_doubled
+from loaderkit.datasets.key_texts import key_text
 from loaderkit.errors import DatasetError
 
+UTC, EAST = timezone.utc, timezone(timedelta(hours=1))
+
+
+class Name(str):
+    pass
+
+
+class Size(enum.IntEnum):
+    SMALL = 1
+
+
+MIXED = st.sampled_from(
+    [
+        *(0, 1, 2, True, False, 0.0, -0.0, 1.0, 1 + 0j, 0.5, math.nan),
+        *(Fraction(1, 2), Decimal(1), Size.SMALL, np.int8(1), np.float32(0.5)),
+        *("1", "a", np.str_("a"), Name("a"), b"a", PurePath("a"), None, "None"),
+        *(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 1, tzinfo=EAST)),
+        *(frozenset({1}), frozenset({True})),
+    ]
+)
+"""Keys of which Python says that some are equal, or that are called alike."""
 KEYS = st.one_of(
     st.lists(st.integers(-3, 3)),
     st.lists(st.integers()),
@@ -22,20 +48,33 @@ KEYS = st.one_of(
     st.lists(st.integers(-3, 3)).map(lambda keys: np.array(keys, np.int8)),
     st.lists(st.text("ab", max_size=2)).map(lambda keys: list(map(PurePath, keys))),
     st.lists(st.floats(allow_nan=False)),
+    st.lists(st.floats(allow_nan=False)).map(np.array),
+    st.lists(st.one_of(MIXED, st.just(np.array([1]))), max_size=6),
+    st.lists(st.tuples(MIXED), max_size=6),
+    st.lists(st.tuples(MIXED).map(list), max_size=6),
 )
 
 
+def are_one_key(one, other):
+    # numpy and torch compare item by item.
+    is_equal = np.array_equal(one, other) and type(one) is type(other)
+    if not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray):
+        is_equal = one == other
+    return is_equal or key_text(one) == key_text(other)
+
+
+def first_of_one_key(keys):
+    """Compare each pair."""
+    for second, key in enumerate(keys):
+        for first, other in enumerate(keys[:second]):
+            if are_one_key(other, key):
+                return first, second
+    return None
+
+
 @given(KEYS)
-def test_the_first_key_that_comes_twice_is_found_as_pandas_finds_it(keys):
-    texts = pd.Series([repr(key) for key in keys], dtype=object)
-    rows = np.flatnonzero(texts.duplicated())
-
-    found = first_doubled(compact_keys(keys))
-
-    assert (found is not None) == bool(len(rows))
-    if found is not None:
-        assert found.second == rows[0]
-        assert found.first == np.flatnonzero(texts == texts[rows[0]])[0]
+def test_the_first_key_that_comes_twice_is_found_as_comparing_all_pairs_does(keys):
+    assert first_doubled(compact_keys(keys)) == first_of_one_key(list(keys))
 
 
 class Named(loaderkit.SafeDataset):
@@ -69,6 +108,39 @@ def test_a_key_that_comes_twice_is_told_with_its_rows(tmp_path):
 def test_keys_of_one_name_are_told(tmp_path):
     with pytest.raises(DatasetError, match=r"gives 1 in row 0 and '1' in row 1"):
         len(Named([1, "1"], cache=tmp_path / "c.lk"))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [1, True],
+        [0, False, "b"],
+        [1.0, 1],
+        [0.0, -0.0],
+        [(1, "a"), (True, "a")],
+        [Size.SMALL, 1],
+        [Fraction(1, 2), 0.5],
+        [1, "1"],
+        ["a", PurePath("a")],
+        [1, np.int64(1)],
+        ["a", Name("a")],
+        [[1], [1]],
+        [np.array([1]), np.array([1])],
+        [math.nan, -math.nan],
+        [torch.tensor(1), torch.tensor(1)],
+    ],
+    ids=str,
+)
+def test_keys_that_are_one_are_refused_and_what_the_fix_returns_is_not(keys, tmp_path):
+    dataset = Named(keys, cache=tmp_path / "c.lk")
+    with pytest.raises(DatasetError, match=r"twice|in row 0 and") as error:
+        loaderkit.pack(dataset, tmp_path / "c.lk", workers=0)
+
+    fix = error.value.fix.split(";")[0].removesuffix(", or other names")
+    names = eval(fix.removeprefix("return "), {"keys": keys})
+
+    packed = Named(names, cache=tmp_path / "c.lk")
+    assert [packed.row_of(name) for name in names] == list(range(len(packed)))
 
 
 class Rows(torch.utils.data.Dataset):
