@@ -48,6 +48,7 @@ from loaderkit.datasets.function_source import (
     changes_in,
     globals_read_in,
     names_used_in,
+    paths_behind,
     source_text,
     strings_in,
     uses_in,
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
     from typing import TypeGuard
+
+    from loaderkit.datasets.function_source import AttributePaths
 
 
 _CODE_TYPES = (
@@ -456,10 +459,28 @@ def _owner_texts(
         if change.variable == own_name:
             visited.note_change(owner, change.attribute)
     names = names_used_in(method.__code__)
-    if own_name in uses_in(method).whole and not isinstance(owner, type):
-        names |= getattr(owner, "__dict__", {}).keys()
+    uses = uses_in(method)
+    is_whole = own_name in uses.whole
+    read = None if is_whole else uses.attributes.get(own_name, frozenset())
+    if isinstance(owner, type):
+        is_whole = False
+    elif owner is not visited.loads_for:
+        is_whole = is_whole or "super" in names
+        # A class of a library may keep what it holds anywhere.
+        is_all_known = is_whole and _is_users_alone(type(owner))
+        if not is_all_known and (is_whole or _attributes_alone(owner, read) is None):
+            held = _Held(_place_of(type(owner)), owner)
+            yield from _held_or_attribute_texts(held, visited, None)
+            return
+    if is_whole:
+        names |= _stored_names(owner)
     for name in sorted(names):
-        yield from _attribute_texts(owner, name, visited)
+        yield from _attribute_texts(owner, name, visited, paths_behind(read, name))
+
+
+def _is_users_alone(kind: type) -> bool:
+    """Tell whether all classes that a class is made of are the user's."""
+    return all(base is object or is_users_code(base) for base in kind.__mro__)
 
 
 def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
@@ -471,7 +492,7 @@ def _bound_texts(
     value: object,
     place: str,
     visited: _Visited,
-    attributes: frozenset[str] | None = None,
+    read: AttributePaths | None = None,
 ) -> Iterator[str]:
     """Follow a value that a function has with it: code as code, others by content.
 
@@ -479,7 +500,7 @@ def _bound_texts(
         value: The value.
         place: Where it is.
         visited: What is not followed again.
-        attributes: What code reads of it; None for all that it holds.
+        read: What code reads of it; None for all that it holds.
 
     Yields:
         Texts to be hashed.
@@ -489,7 +510,7 @@ def _bound_texts(
     if isinstance(value, _CODE_TYPES) or is_constant or is_path:
         yield from _value_texts([value], visited)
     else:
-        yield from _held_or_attribute_texts(_Held(place, value), visited, attributes)
+        yield from _held_or_attribute_texts(_Held(place, value), visited, read)
 
 
 def _as_method(function: types.FunctionType, owner: object) -> object:
@@ -502,7 +523,7 @@ def _module_texts(
     name: str,
     names: AbstractSet[str],
     visited: _Visited,
-    read: AbstractSet[str] | None = None,
+    read: AttributePaths | None = None,
 ) -> Iterator[str]:
     """Follow the members of a module of the user's that code names.
 
@@ -512,25 +533,26 @@ def _module_texts(
         names: All names that occur in the same code: ``module.function`` in code is the
             names ``module`` and ``function``.
         visited: What is not followed again.
-        read: The names that the code reads of the module; all of them if None.
+        read: What the code reads of the module; all of ``names`` if None.
 
     Yields:
         Texts to be hashed; none for a library's module.
     """
-    members = frozenset(vars(module).keys() & (names if read is None else read))
-    mark = (id(module), members)
+    read_names = names if read is None else {path[0] for path in read}
+    members = frozenset(vars(module).keys() & read_names)
+    mark = (id(module), members, read)
     # A package has modules that have the package.
     if not is_users_module(module) or mark in visited:
         return
     visited.add(mark)
     for member_name in sorted(members):
-        member = vars(module)[member_name]
+        member, behind = vars(module)[member_name], paths_behind(read, member_name)
         if isinstance(member, types.ModuleType):
-            yield from _module_texts(member, member_name, names, visited)
+            yield from _module_texts(member, member_name, names, visited, behind)
             continue
         yield from _value_texts([member], visited, name)
         where = f"{module.__name__}.{member_name}"
-        yield from _variable_texts(member, module, member_name, where, visited)
+        yield from _variable_texts(member, module, member_name, where, visited, behind)
 
 
 def _variable_texts(
@@ -539,7 +561,7 @@ def _variable_texts(
     name: str,
     place: str,
     visited: _Visited,
-    attributes: frozenset[str] | None = None,
+    read: AttributePaths | None = None,
 ) -> Iterator[str]:
     """Follow a list, dict or object that is a variable of a module or class.
 
@@ -549,7 +571,7 @@ def _variable_texts(
         name: The variable.
         place: Where it is.
         visited: What is not followed again.
-        attributes: What code reads of it; None for all that it holds.
+        read: What code reads of it; None for all that it holds.
 
     Yields:
         Texts of the code that it reaches; the value itself is held for later.
@@ -558,25 +580,27 @@ def _variable_texts(
     if is_code or constant_text(value) is not None:
         return
     held = _Held(place, value, scope, name)
-    yield from _held_or_attribute_texts(held, visited, attributes)
+    yield from _held_or_attribute_texts(held, visited, read)
 
 
 def _held_or_attribute_texts(
-    held: _Held, visited: _Visited, attributes: frozenset[str] | None
+    held: _Held, visited: _Visited, read: AttributePaths | None
 ) -> Iterator[str]:
     """Follow the attributes that code reads of a value, or hold all of it for later.
 
     Args:
         held: The value, and where it is.
         visited: What is not followed again.
-        attributes: What code reads of it; None for all that it holds.
+        read: What code reads of it; None for all that it holds.
 
     Yields:
         Texts to be hashed; none where it is held.
     """
-    if attributes is not None and _has_all(held.value, attributes):
-        for attribute in sorted(attributes):
-            yield from _attribute_texts(held.value, attribute, visited, held.place)
+    attributes = _attributes_alone(held.value, read)
+    if attributes is not None:
+        for name in attributes:
+            behind = paths_behind(read, name)
+            yield from _attribute_texts(held.value, name, visited, behind, held.place)
         return
     mark = (id(held.value), held.place)
     if mark not in visited:
@@ -584,19 +608,49 @@ def _held_or_attribute_texts(
         visited.held.append(held)
 
 
-def _has_all(value: object, attributes: Iterable[str]) -> bool:
-    """Tell whether attributes of an object are known to be all that code reads of it.
+def _attributes_alone(value: object, read: AttributePaths | None) -> list[str] | None:
+    """Name the attributes of an object that are known to be all that code reads of it.
 
-    A method of a library, such as ``dict.get``, may read anything.
+    Args:
+        value: The object.
+        read: What code names of it; None for all that it holds.
+
+    Returns:
+        None where code may read more: a method of a library, such as ``dict.get``, may
+        read anything.
     """
-    own = getattr(value, "__dict__", {})
-    for name in attributes:
+    is_code = isinstance(value, _CODE_TYPES)
+    if read is None or is_code or constant_text(value) is not None:
+        return None
+    names = sorted({path[0] for path in read})
+    own = _stored_names(value)
+    for name in names:
         if name in own:
             continue
         owner = next((base for base in type(value).__mro__ if name in vars(base)), None)
         if owner is None or not is_users_code(owner):
-            return False
-    return True
+            return None
+    return names
+
+
+def _stored_names(value: object) -> AbstractSet[str]:
+    """Name the attributes that an object holds, in its ``__dict__`` or in slots."""
+    names = set(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
+                names.add(name)
+    return names
+
+
+def _stored_value(value: object, name: str) -> object:
+    """Give what an object holds as an attribute; None where it holds none."""
+    own = getattr(value, "__dict__", {})
+    if name in own:
+        return own[name]
+    member = inspect.getattr_static(type(value), name, None)
+    is_slot = isinstance(member, types.MemberDescriptorType)
+    return getattr(value, name, None) if is_slot else None
 
 
 def _held_texts(held: _Held, visited: _Visited) -> Iterator[str]:
@@ -699,7 +753,11 @@ def _written_texts(
 
 
 def _attribute_texts(
-    owner: object, name: str, visited: _Visited, place: str = ""
+    owner: object,
+    name: str,
+    visited: _Visited,
+    read: AttributePaths | None = None,
+    place: str = "",
 ) -> Iterator[str]:
     """Follow ``self.name``: methods, constants of classes, and the value on ``self``.
 
@@ -709,6 +767,7 @@ def _attribute_texts(
         owner: The object, or the class of a class method.
         name: Name of the attribute.
         visited: What is not followed again.
+        read: What code reads of the attribute; None for all that it holds.
         place: Where the object is.
 
     Yields:
@@ -733,16 +792,19 @@ def _attribute_texts(
             if isinstance(member, str | PurePath):
                 visited.paths.append(member)
             where = f"{base.__module__}.{base.__qualname__}.{name}"
-            yield from _variable_texts(member, base, name, where, visited)
+            yield from _variable_texts(member, base, name, where, visited, read)
 
     if name in getattr(kind, "_PACKED_WITHOUT", ()) or isinstance(owner, type):
         return
-    value = getattr(owner, "__dict__", {}).get(name)
-    if owner is visited.loads_for:
+    value = _stored_value(owner, name)
+    where = f"{place or _place_of(kind)}.{name}"
+    if _attributes_alone(value, read) is not None:
+        held = _Held(where, value, name=name, owner=owner)
+        yield from _held_or_attribute_texts(held, visited, read)
+    elif owner is visited.loads_for:
         yield from _state_texts(value, name, visited, f"self.{name}")
     elif value is not None and (id(owner), name) not in visited:
         visited.add((id(owner), name))
-        where = f"{place or _place_of(kind)}.{name}"
         visited.held.append(_Held(where, value, name=name, owner=owner))
 
 

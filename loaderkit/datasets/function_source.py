@@ -13,7 +13,7 @@ import inspect
 import sys
 import textwrap
 import types
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,11 +185,16 @@ def changes_in(function: types.FunctionType) -> set[Changed]:
     return changes
 
 
+AttributePaths: TypeAlias = frozenset[tuple[str, ...]]
+"""Attributes of a value, and attributes of these: ``args.model.dim`` reads
+``("model", "dim")`` of ``args``, and whatever ``dim`` holds."""
+
+
 class Uses(NamedTuple):
     """How a function's own code uses variables."""
 
-    attributes: dict[str, frozenset[str]]
-    """The attributes that it reads of each, where it reads nothing else: a function
+    attributes: dict[str, AttributePaths]
+    """What it reads of each, where it reads attributes and nothing else: a function
     with ``args.root`` does not depend on ``args.epochs``."""
     whole: frozenset[str]
     """Variables that it uses otherwise: what it calls may read all that they hold."""
@@ -204,20 +209,60 @@ def uses_in(function: types.FunctionType) -> Uses:
     node = _own_node(function)
     if node is None:
         return Uses({}, frozenset(function.__code__.co_varnames[:1]))
-    attributes: dict[str, set[str]] = {}
+    attributes: dict[str, set[tuple[str, ...]]] = {}
     whole = set()
     for parent in ast.walk(node):
+        if isinstance(parent, ast.Attribute):
+            continue  # a part of what was looked at as a whole, or has no variable
         for child in ast.iter_child_nodes(parent):
-            if not isinstance(child, ast.Name):
-                continue
-            if isinstance(parent, ast.Attribute) and parent.attr != "__dict__":
-                attributes.setdefault(child.id, set()).add(parent.attr)
-            elif not _asks_for_type(parent):
-                whole.add(child.id)
+            name, path = _path_of(child)
+            if path:
+                attributes.setdefault(name, set()).add(path)
+            elif name and not _asks_for_type(parent):
+                whole.add(name)
     only_attributes = {
-        name: frozenset(read) for name, read in attributes.items() if name not in whole
+        name: frozenset(paths)
+        for name, paths in attributes.items()
+        if name not in whole
     }
     return Uses(only_attributes, frozenset(whole))
+
+
+def _path_of(node: ast.AST) -> tuple[str, tuple[str, ...]]:
+    """Take ``args.model.dim`` apart: the variable, and the attributes behind it.
+
+    Returns:
+        An empty name where it is no variable with attributes.
+    """
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return "", ()
+    path = tuple(reversed(names))
+    # Whoever asks for all attributes at once reads all that the object holds.
+    if "__dict__" in path:
+        path = path[: path.index("__dict__")]
+    return node.id, path
+
+
+def paths_behind(paths: AttributePaths | None, name: str) -> AttributePaths | None:
+    """Say what is read of an attribute, where it is known what is read of its owner.
+
+    Args:
+        paths: What is read of the owner; None for all that it holds.
+        name: The attribute.
+
+    Returns:
+        None for all that the attribute holds.
+
+    >>> paths_behind(frozenset({("model", "dim"), ("lr",)}), "model")
+    frozenset({('dim',)})
+    >>> paths_behind(frozenset({("model", "dim"), ("lr",)}), "lr")
+    """
+    behind = frozenset(path[1:] for path in paths or () if path[0] == name)
+    return None if () in behind else behind or None
 
 
 _TYPE_QUESTIONS = frozenset({"type", "isinstance", "super", "id", "hasattr"})

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,7 +137,7 @@ def _comparable(key: object) -> Hashable:
         return tuple(map(_comparable, key))
     if type(key).__hash__ is None:
         return key_text(key)  # a set, a dict, an object that only says what is equal
-    return cast("Hashable", key)
+    return key
 
 
 def _hashes_of(keys: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:
