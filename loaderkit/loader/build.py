@@ -29,7 +29,7 @@ from loaderkit.loader.collating import (
     is_gathering,
     split_transform,
 )
-from loaderkit.loader.decisions import Decision, batches_per_s
+from loaderkit.loader.decisions import batches_per_s
 from loaderkit.loader.description import admit_dataset, describe_dataset, sizes_of
 from loaderkit.loader.downloads import plan_downloads
 from loaderkit.loader.limits import limit_check_of
@@ -37,11 +37,12 @@ from loaderkit.loader.loader_setup import LoaderSetup, ShownBatching
 from loaderkit.loader.options import LoaderOptions, check_variables
 from loaderkit.loader.plan import decide
 from loaderkit.loader.planned import PlannedLoader
-from loaderkit.loader.ranks import Ranks, read_ranks
+from loaderkit.loader.ranks import read_ranks
 from loaderkit.loader.read_facts import read_facts
 from loaderkit.loader.reading import forecast_reading
 from loaderkit.loader.resumable import EpochBatches, Position
 from loaderkit.loader.samplers import largest_batch
+from loaderkit.loader.seeds import choose_seed
 from loaderkit.memory.page_locked import PageLockedMemory
 
 if TYPE_CHECKING:
@@ -50,11 +51,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.loader.batching import Batching
+    from loaderkit.loader.decisions import Decision
     from loaderkit.loader.description import DatasetDescription
     from loaderkit.loader.downloads import DownloadPlan
     from loaderkit.loader.facts import Facts
     from loaderkit.loader.keywords import LoaderKeywords
     from loaderkit.loader.plan import LoaderPlan
+    from loaderkit.loader.ranks import Ranks
     from loaderkit.loader.reading import Order, ReadingForecast
 
 
@@ -104,32 +107,6 @@ def build_loader(
     for text in plan.warnings:
         warnings.warn(text, RuntimeWarning, stacklevel=3)  # past the decorator
     return _make_loader(description, collate, batching, plan, asked, ranks)
-
-
-def choose_seed(options: LoaderOptions, ranks: Ranks) -> Decision[int]:
-    """Choose a seed that every rank chooses alike.
-
-    Args:
-        options: What was asked for.
-        ranks: Who this process is.
-
-    Returns:
-        The one that was asked for, else one that torch draws.  Several ranks cannot
-        draw one, since as a rule each has seeded torch with another number, so that
-        they would shuffle apart; asking the others would hang where only some build
-        a loader.  They take 0, as torch's DistributedSampler does.
-    """
-    if options.seed is not None:
-        reason = "order and random numbers follow from it alone"
-        if ranks.is_distributed:
-            reason += "; the same on every rank, which is compared when the first "
-            reason += "epoch begins if torch.distributed is initialized then"
-        return Decision(options.seed, reason)
-    if ranks.is_distributed and options.generator is None:
-        reason = "the same on every rank, as in torch's DistributedSampler; ask for "
-        return Decision(0, f"{reason}another")
-    drawn = torch.empty((), dtype=torch.int64).random_(generator=options.generator)
-    return Decision(int(drawn), "order and random numbers follow from it alone")
 
 
 def _check_device_argument(device: object) -> None:
@@ -305,6 +282,7 @@ def _make_loader(
     if isinstance(batches, EpochBatches):
         position = batches.position  # which the samplers that are shown stand at, too
     setup = LoaderSetup(
+        asked=options,
         plan=plan,
         batches=batches,
         iterable=batching.iterable,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from loaderkit.loader.agreement import OrderAgreement
     from loaderkit.loader.iterables import IterableRule
     from loaderkit.loader.limits import LimitCheck
+    from loaderkit.loader.options import LoaderOptions
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.resumable import EpochBatches, Position
     from loaderkit.loader.user_batches import UserBatches
@@ -34,6 +35,8 @@ class ShownBatching(NamedTuple):
 class LoaderSetup:
     """What a loader is built of, and goes on referring to while it lives."""
 
+    asked: LoaderOptions
+    """What the caller asked for."""
     plan: LoaderPlan
     """The settings, each with its reason."""
     batches: EpochBatches | UserBatches | None

@@ -38,6 +38,7 @@ from loaderkit.loader.user_batches import UserBatches
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loaderkit.loader.decisions import Decision
     from loaderkit.loader.delivery import Delivery
     from loaderkit.loader.loader_setup import LoaderSetup
     from loaderkit.loader.resumable import Position
@@ -104,6 +105,8 @@ class LoaderState:
         """What order and random numbers follow from: a state may bring another."""
         self._setup = setup
         self._dataset = dataset
+        # Chosen since the epoch began whose batches the loop is given.
+        self._next_seed: Decision[int] | None = None
         # Where the next epoch begins.  The samplers that the loader shows hold the same
         # object, so it is moved and never replaced.
         self._position = setup.position
@@ -137,6 +140,20 @@ class LoaderState:
         self._progress = None
         if not goes_on:
             self._loaded_workers = Resumption()
+
+    def choose_next_seed(self, seed: Decision[int]) -> None:
+        """Choose another seed; an epoch that has begun goes on with its own."""
+        self._next_seed = seed
+        if self._progress is None or self._progress.ended:
+            self.take_next_seed()
+
+    def take_next_seed(self) -> None:
+        """Follow the seed that was chosen, unless in the middle of an epoch."""
+        if self._next_seed is None or self.is_in_epoch:
+            return
+        self.seed, self._next_seed = self._next_seed, None
+        if self._setup.batches is not None:
+            self._setup.batches.reseed(self.seed.value)
 
     def agree_with_ranks(self) -> None:
         """Compare what the next epoch follows from with the other ranks.
@@ -297,7 +314,7 @@ class LoaderState:
         """
         batches = self._setup.batches
         seed = int(state["seed"])
-        self.seed = replace(self.seed, value=seed)
+        self.seed, self._next_seed = replace(self.seed, value=seed), None
         if batches is not None:
             batches.reseed(seed)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import difflib
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -27,12 +27,14 @@ from loaderkit.errors import (
 )
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
+from loaderkit.loader.assigned import MAY_BE_ASSIGNED, check_assigned
 from loaderkit.loader.epochs import LoaderEpoch, announce_downloads
 from loaderkit.loader.inner_loader import EpochSource, open_inner_iterator
 from loaderkit.loader.loader_state import LoaderState
 from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
+from loaderkit.loader.seeds import choose_seed
 from loaderkit.loader.worker_deaths import death_at_start
 from loaderkit.memory.host import read_host
 from loaderkit.operations import answer_operations
@@ -87,6 +89,8 @@ class PlannedLoader(DataLoader[Any]):
         self._running_epoch: Callable[[], LoaderEpoch | None] = _no_epoch
         self._told_length: ToldLength | None = None
         self._warned_of_seeds = False
+        # Something was assigned since the kept workers were started.
+        self._has_changed = False
         # From here on, what was decided stays as it is: __setattr__ looks for this.
         self._is_built = True
 
@@ -101,10 +105,14 @@ class PlannedLoader(DataLoader[Any]):
         Once it is constructed, what was decided then stays: torch would take another
         ``num_workers`` or ``shuffle`` without a word, and nobody would read it, or half
         of the settings would be of the one number and half of the other.  A function
-        that is called with each batch or in each worker may be another one.
+        that is called with each batch or in each worker may be another one, from the
+        next epoch on.
         """
         if "_is_built" in vars(self) and not name.startswith("_"):
-            self._refuse_change(name, f"loader.{name} = {show_value(value)}", value)
+            if name in MAY_BE_ASSIGNED:
+                value = self._take_change(name, value)
+            else:
+                self._refuse_change(name, f"loader.{name} = {show_value(value)}", value)
         setup = vars(self).get("_setup")
         if setup is not None and setup.shown is not None:
             value = setup.shown._asdict().get(name, value)
@@ -116,6 +124,21 @@ class PlannedLoader(DataLoader[Any]):
             self._refuse_change(name, f"del loader.{name}")
         super().__delattr__(name)
 
+    def _take_change(self, name: str, value: Any) -> Any:
+        """Take another value for what the next epoch reads as it begins."""
+        setup = self._setup
+        assert setup is not None  # since it is built
+        # A generator may have been seeded since.
+        if name != "generator" and value is vars(self).get(name):
+            return value
+        value = check_assigned(setup, name, value)
+        if name == "generator":
+            asked, ranks = replace(setup.asked, generator=value), setup.agreement.ranks
+            self._state.choose_next_seed(choose_seed(asked, ranks))
+        # Workers that torch keeps have the old one.
+        self._has_changed = True
+        return value
+
     def _refuse_change(self, name: str, wish: str, value: object = None) -> None:
         """Refuse to change what was decided when the loader was built.
 
@@ -123,8 +146,6 @@ class PlannedLoader(DataLoader[Any]):
             NotChangeableError: It is an option, an attribute or a method of a loader,
                 or spelt like one.
         """
-        if name in _MAY_BE_CHANGED:
-            return
         options = [option.name for option in fields(LoaderOptions)]
         nearest = difflib.get_close_matches(name, options, 1, cutoff=0.85)
         why = "what it reads and how was decided when it was built"
@@ -283,6 +304,7 @@ class PlannedLoader(DataLoader[Any]):
         setup = self._setup
         if setup is None:
             return super().__iter__()
+        self._state.take_next_seed()
         self._state.agree_with_ranks()
 
         which_workers = self._choose_workers()
@@ -322,6 +344,9 @@ class PlannedLoader(DataLoader[Any]):
         running = self._running_epoch()
         if running is not None and not running.progress.ended:
             return "beside"
+        if self._has_changed:
+            self._end_kept_workers()
+            self._has_changed = False
         return "new" if self._iterator is None else "kept"
 
     def _begin_reading(
@@ -383,6 +408,9 @@ class PlannedLoader(DataLoader[Any]):
                 running.close()
             # An iterator that somebody still holds is over; the next is not beside it.
             self._running_epoch = _no_epoch
+        self._end_kept_workers()
+
+    def _end_kept_workers(self) -> None:
         kept_iterator: Any = self._iterator
         self._iterator = None
         if kept_iterator is not None:
@@ -391,8 +419,6 @@ class PlannedLoader(DataLoader[Any]):
 
 
 _BUILT_AGAIN = "it is a plain DataLoader"
-_MAY_BE_CHANGED = frozenset({"collate_fn", "generator", "timeout", "worker_init_fn"})
-"""What the next epoch reads anew, and Lightning and accelerate set."""
 
 
 def _no_epoch() -> None:

@@ -343,6 +343,7 @@ class EpochBatches(Sampler[list[int]]):
         return self._batches_of(at, self.epoch_from(at))
 
     def _batches_of(self, at: Position, epoch: Epoch) -> Iterator[SeededRows]:
+        seed_of_epoch = self.rule.seed  # another may be chosen while it runs
         for number in epoch.numbers:
             if number in at.ahead:
                 continue
@@ -350,7 +351,7 @@ class EpochBatches(Sampler[list[int]]):
             # No two batches of all ranks have the same offset, also if earlier runs
             # began the epoch with other ranks or batch sizes.  Batch numbers would
             # repeat between ranks.
-            seed = mix_seed(self.rule.seed, at.epoch, epoch.offset(number))
+            seed = mix_seed(seed_of_epoch, at.epoch, epoch.offset(number))
             yield SeededRows(rows, number, seed, self._padded_length(rows))
 
     def _padded_length(self, rows: list[int]) -> int | None:

@@ -124,6 +124,7 @@ class UserBatches:
         if at.batches:
             self._snapshots[at.batches - 1] = sampler_pass.snapshot()
 
+        seed_of_epoch = self.seed  # another may be chosen while it runs
         # Batches of different ranks have equal numbers, and need different seeds.
         ranks, rank = self.ranks.world_size, self.ranks.rank
         for rows in sampler_pass:
@@ -131,7 +132,7 @@ class UserBatches:
             self._snapshots[number] = sampler_pass.snapshot()
             if number in at.ahead:
                 continue
-            seed = mix_seed(self.seed, at.epoch, number * ranks + rank)
+            seed = mix_seed(seed_of_epoch, at.epoch, number * ranks + rank)
             yield SeededRows(rows, number, seed)
 
         if not sampler_pass.number and _is_iterator(self.sampler):
