@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loaderkit.cache.download_ahead import DownloadAhead
@@ -107,12 +106,12 @@ class LoaderEpoch(Iterator[Any]):
         self._torch_iterator = torch_iterator
         self._ends_workers = ends_workers
         self._batches = loader.batches
-        self._start = replace(progress.position)
+        self._start = progress.start
         self._loader_length = loader.__len__
         self._check_length = loader.check_length
         is_stream, workers = loader.batches is None, loader.num_workers
         # Of an epoch from its beginning, whose batches come from worker after worker.
-        has_order = bool(loader.plan.in_order.value) and not progress.position.batches
+        has_order = bool(loader.plan.in_order.value) and not progress.start.batches
         self._equal_batches: EqualBatches | None = None
         if is_stream and workers > 1 and has_order:
             self._equal_batches = EqualBatches(workers)
@@ -123,7 +122,7 @@ class LoaderEpoch(Iterator[Any]):
             # A loop that is left early lets go of its iterator, and says no more.
             weakref.finalize(self, downloads.close)
         self._deaths = WorkerDeaths(
-            torch_iterator, loader.dataset, loader.batches, self._start, oom_kills
+            torch_iterator, loader.dataset, loader.batches, progress, oom_kills
         )
         if loader.num_workers:
             # As soon as it can tell of a death: workers are at work already.
@@ -152,16 +151,22 @@ class LoaderEpoch(Iterator[Any]):
         if isinstance(delivery.batch, Failure | LocalFailure):
             raise delivery.batch.rebuilt()
         is_stream = self._batches is None
-        self.progress.note(delivery, numbered=not is_stream)
+        standing = self.progress.standing.after(delivery, numbered=not is_stream)
+        given = standing.position.batches
         if self._download_ahead is not None:
-            self._download_ahead.advance(self.progress.position.batches)
+            self._download_ahead.advance(given)
         if is_stream:
-            self._check_length(self.progress.position.batches)
+            self._check_length(given)
         if self._equal_batches is not None and not self._equal_batches.note(
             delivery.batch, stacklevel=2
         ):
             self._equal_batches = None
-        return delivery.batch
+        batch = delivery.batch
+        # The last that is done, and no call between it and the return, where Python
+        # looks for signals: a batch that an exception (Ctrl-C, a worker's death) keeps
+        # from the loop is not counted, so that a state saved then goes on with it.
+        self.progress.standing = standing
+        return batch
 
     def _next_delivery(self) -> Delivery:
         """Wait for the next delivery with a batch, or explain why none will come."""
@@ -189,7 +194,6 @@ class LoaderEpoch(Iterator[Any]):
         return delivery
 
     def _end_after_death(self) -> None:
-        self.progress.end()
         self.close()
         self._torch_iterator._shutdown_workers()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from loaderkit.dataset_protocol import ask_identity
 from loaderkit.loader.delivery import Resumption, WorkerState
@@ -49,47 +49,69 @@ IterationWorkers: TypeAlias = Literal["new", "kept", "beside"]
 before, or new ones beside these, which serve another iteration at the same time."""
 
 
+class Standing(NamedTuple):
+    """Where an iteration stands after the batches that the loop was given."""
+
+    position: Position
+    """The batches of the epoch that were given."""
+    workers: Resumption
+    """Where the workers stood when they had made these."""
+
+    def after(self, delivery: Delivery, *, numbered: bool) -> Standing:
+        """Return where the iteration stands once a batch is given too.
+
+        Args:
+            delivery: The batch.
+            numbered: Its number is that of a batch of the epoch.
+        """
+        batches, ahead = self.position.batches, self.position.ahead
+        if numbered and delivery.number != batches:
+            ahead |= {delivery.number}  # out of turn
+        else:
+            batches += 1
+            while batches in ahead:
+                ahead -= {batches}
+                batches += 1
+        states = self.workers.workers
+        if delivery.state is not None:
+            states = {**states, delivery.worker: delivery.state}
+        position = replace(self.position, batches=batches, ahead=ahead)
+        return Standing(position, Resumption(states, delivery.worker))
+
+
 class Progress:
     """How far an iteration has come.
 
     Args:
         start: Where it begins.
         resumption: Where the workers begin.
+        dataset_at_start: What a saved state says of the dataset until a batch is given.
     """
 
-    def __init__(self, start: Position, resumption: Resumption) -> None:
+    def __init__(
+        self,
+        start: Position,
+        resumption: Resumption,
+        dataset_at_start: Mapping[str, Any],
+    ) -> None:
         self.start = replace(start)
-        self.position = replace(start)
-        self.ended = False
-        self._workers = dict(resumption.workers)
-        self._last_worker = resumption.last_worker
+        self.dataset_at_start = dataset_at_start
+        self.standing = Standing(self.start, resumption)
+        """Replaced as a whole: Ctrl-C and the death of a worker raise between any two
+        instructions, and a state that is saved then must not be half of one batch and
+        half of the next."""
+        self.has_stopped = False
+        """No more batches come: all were given, or a worker has died."""
+        self.has_ended = False
+        """All batches of the epoch were given."""
 
-    def note(self, delivery: Delivery, *, numbered: bool) -> None:
-        """Count a batch that the loop gets.
-
-        Args:
-            delivery: The batch.
-            numbered: Its number is that of a batch of the epoch.
-        """
-        position = self.position
-        if numbered and delivery.number != position.batches:
-            position.ahead |= {delivery.number}  # out of turn
-        else:
-            position.batches += 1
-            while position.batches in position.ahead:
-                position.ahead -= {position.batches}
-                position.batches += 1
-        self._last_worker = delivery.worker
-        if delivery.state is not None:
-            self._workers[delivery.worker] = delivery.state
+    def stop(self) -> None:
+        """Note that no more batches come, though some of the epoch are left."""
+        self.has_stopped = True
 
     def end(self) -> None:
-        """Note that no more batches come."""
-        self.ended = True
-
-    def resumption(self) -> Resumption:
-        """Return where the workers stand after the batches that were given."""
-        return Resumption(dict(self._workers), self._last_worker)
+        """Note that all batches of the epoch were given."""
+        self.has_stopped = self.has_ended = True
 
 
 class LoaderState:
@@ -128,6 +150,12 @@ class LoaderState:
     def is_in_epoch(self) -> bool:
         """Whether the next iteration begins in the middle of an epoch."""
         return self._position.is_in_epoch
+
+    @property
+    def lost_kept_workers(self) -> bool:
+        """Whether one of the workers that torch keeps was told to have died."""
+        kept = self._kept_progress
+        return kept is not None and kept.has_stopped and not kept.has_ended
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next; the one that it is in already goes on.
@@ -182,11 +210,8 @@ class LoaderState:
                 compared["samplers"] = digest_of_sampler(setup.batches.sampler)
         setup.agreement.check(compared)
 
-    def begin_epoch(self) -> Position:
-        """Move on to the next epoch.
-
-        Returns:
-            Where this one begins.
+    def next_start(self) -> Position:
+        """Return where the next iteration begins.
 
         Raises:
             LoaderError: A state was loaded in the middle of this epoch, and the dataset
@@ -195,31 +220,47 @@ class LoaderState:
         order = self._order()
         if self.is_in_epoch and order != self._order_at_start:
             raise changed_since_loading(self._order_at_start, order)
-        self._order_at_start = order
-        return self._position.advance()
+        return replace(self._position)
 
-    def begin_iteration(
+    def progress_from(
         self, start: Position, num_workers: int, which_workers: IterationWorkers
     ) -> Progress:
-        """Begin to count batches, once the workers have been started.
+        """Make the counter of an iteration, whose workers have been started.
 
         Args:
-            start: Where the epoch begins.
+            start: Where it begins.
             num_workers: Number of workers.
             which_workers: That serve the iteration.
-
-        Returns:
-            How far the iteration has come, which whoever gives its batches counts up.
         """
         workers = self.workers_to_start(num_workers)
         if which_workers == "kept" and self._kept_progress is not None:
             # They go on with their copies of the dataset.
-            workers = _at_end_of_epoch(self._kept_progress.resumption())
-        self._loaded_workers = Resumption()
-        self._progress = Progress(start, workers)
+            workers = _at_end_of_epoch(self._kept_progress.standing.workers)
+        dataset_at_start: dict[str, Any] = {}
+        if self._depends_on_workers and not workers.workers:
+            # Read before the first batch, which may move the dataset and never come.
+            dataset_at_start = self._state_of_dataset(num_workers)
+        return Progress(start, workers, dataset_at_start)
+
+    def begin_iteration(
+        self, progress: Progress, which_workers: IterationWorkers
+    ) -> None:
+        """Move on to the next epoch, and say from now on where this iteration stands.
+
+        The last step: until then an error, Ctrl-C or a worker's death leaves the loader
+        where it was, and the next iteration begins the same epoch.
+
+        Args:
+            progress: How far the iteration has come; counted up by whoever gives its
+                batches.
+            which_workers: That serve the iteration.
+        """
         if which_workers != "beside":
-            self._kept_progress = self._progress
-        return self._progress
+            self._kept_progress = progress
+        self._order_at_start = self._order()
+        self._progress = progress
+        self._loaded_workers = Resumption()
+        self._position.advance()
 
     def workers_to_start(self, num_workers: int) -> Resumption:
         """Return where workers begin that are started for the next iteration.
@@ -240,9 +281,9 @@ class LoaderState:
         """
         setup = self._setup
         progress = self._progress
-        is_running = progress is not None and not progress.ended
+        is_in_epoch = progress is not None and not progress.has_ended
         position = self._position
-        if progress is not None and is_running:
+        if progress is not None and is_in_epoch:
             position = self._running_position(progress)
 
         state: dict[str, Any] = {
@@ -255,7 +296,7 @@ class LoaderState:
             "samples": position.samples,
             "batching": setup.batching,
             # What the dataset was like as the epoch began: it may have grown since.
-            "order": self._order_at_start if is_running else self._order(),
+            "order": self._order_at_start if is_in_epoch else self._order(),
             "dataset": self._identity,
         }
         if position.ahead:
@@ -264,12 +305,14 @@ class LoaderState:
         if rank is not None and position.is_in_epoch:
             state["rank"] = list(rank)
         if isinstance(setup.batches, UserBatches):
-            state["sampler"] = setup.batches.state_after(position, running=is_running)
+            state["sampler"] = setup.batches.state_after(position, running=is_in_epoch)
         if self._depends_on_workers:
             state["num_workers"] = num_workers
             standing = self._workers_standing(has_kept_workers=has_kept_workers)
             if position.batches or standing.workers:
                 state |= write_workers(standing)
+            elif progress is not None and is_in_epoch:
+                state |= progress.dataset_at_start
             else:
                 state |= self._state_of_dataset(num_workers)
         return state
@@ -355,7 +398,7 @@ class LoaderState:
 
     def _running_position(self, progress: Progress) -> Position:
         """Return where an iteration stands, with the samples that were consumed."""
-        batches, position = self._setup.batches, progress.position
+        batches, position = self._setup.batches, progress.standing.position
         if not isinstance(batches, EpochBatches):
             return position
         samples = batches.consumed_samples(progress.start, position.batches)
@@ -388,10 +431,10 @@ class LoaderState:
         Args:
             has_kept_workers: torch keeps workers, which will read the next epoch.
         """
-        if self._progress is not None and not self._progress.ended:
-            return self._progress.resumption()
+        if self._progress is not None and not self._progress.has_ended:
+            return self._progress.standing.workers
         if has_kept_workers and self._kept_progress is not None:
-            return _at_end_of_epoch(self._kept_progress.resumption())
+            return _at_end_of_epoch(self._kept_progress.standing.workers)
         return self._loaded_workers
 
     def _state_of_dataset(self, num_workers: int) -> dict[str, Any]:
@@ -410,7 +453,7 @@ class LoaderState:
         # begun, as that of a worker is.
         has_ended = False
         if self._progress is not None and not num_workers:
-            has_ended = self._progress.ended
+            has_ended = self._progress.has_ended
         worker_state = WorkerState(
             iterator=dataset_state, exhausted=has_ended, ended=has_ended
         )

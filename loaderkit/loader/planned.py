@@ -308,7 +308,7 @@ class PlannedLoader(DataLoader[Any]):
         self._state.agree_with_ranks()
 
         which_workers = self._choose_workers()
-        start = self._state.begin_epoch()
+        start = self._state.next_start()
 
         if self.num_workers:
             let_go_of_shards(self.dataset)
@@ -316,25 +316,26 @@ class PlannedLoader(DataLoader[Any]):
         downloads = announce_downloads(self, start)
         try:
             torch_iterator = self._begin_reading(setup, start, which_workers)
-            progress = self._state.begin_iteration(
-                start, self.num_workers, which_workers
-            )
             epoch = LoaderEpoch(
                 self,
                 torch_iterator,
-                progress,
+                self._state.progress_from(start, self.num_workers, which_workers),
                 ends_workers=which_workers == "beside",
                 oom_kills=kills_before,
                 downloads=downloads,
             )
-        except RuntimeError as error:
+            self._running_epoch = weakref.ref(epoch)
+            self._state.begin_iteration(epoch.progress, which_workers)
+        except BaseException as error:
             if downloads is not None:
                 downloads.close()
             death = death_at_start(error)
+            if death is not None or which_workers == "kept":
+                # Some of them may have been told to begin, and others not.
+                self.close()
             if death is None:
                 raise
             raise death from error
-        self._running_epoch = weakref.ref(epoch)
         return epoch
 
     def _choose_workers(self) -> IterationWorkers:
@@ -342,9 +343,10 @@ class PlannedLoader(DataLoader[Any]):
         if not self.persistent_workers:
             return "new"
         running = self._running_epoch()
-        if running is not None and not running.progress.ended:
+        if running is not None and not running.progress.has_stopped:
             return "beside"
-        if self._has_changed:
+        if self._has_changed or self._state.lost_kept_workers:
+            # They have the old value of something, or one of them has died.
             self._end_kept_workers()
             self._has_changed = False
         return "new" if self._iterator is None else "kept"

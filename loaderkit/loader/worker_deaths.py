@@ -18,7 +18,7 @@ from loaderkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loaderkit.loader.resumable import Position
+    from loaderkit.loader.loader_state import Progress
     from loaderkit.loader.user_batches import UserBatches
     from loaderkit.memory.machine import Host
 
@@ -45,7 +45,7 @@ class WorkerDeaths:
             them for; without workers nothing is ever explained.
         dataset: Names its samples.
         batches: Gives the rows of each batch; None for iterable datasets.
-        start: Where the iteration began.
+        progress: How far the iteration has come; stopped once a death is told.
         oom_kills: How often the kernel had killed for memory before; None if unknown.
     """
 
@@ -54,13 +54,13 @@ class WorkerDeaths:
         torch_iterator: Any,
         dataset: object,
         batches: EpochBatches | UserBatches | None,
-        start: Position,
+        progress: Progress,
         oom_kills: int | None,
     ) -> None:
         self._torch_iterator = torch_iterator
         self._dataset = dataset
         self._batches = batches
-        self._start = start
+        self._progress = progress
         self._oom_kills = oom_kills
         self._told: LoaderError | None = None
 
@@ -140,6 +140,8 @@ class WorkerDeaths:
         which = "the batch" if len(batches) == 1 else "one of the batches"
         message = f"{who} died while it made {which} of {'; or '.join(batches)}."
         self._told = LoaderError(message, why=cause.why, fix=cause.fix)
+        # Batches of the epoch are left: a state that is saved now goes on with them.
+        self._progress.stop()
         return self._told
 
     def _workers(self) -> list[Any]:
@@ -157,11 +159,10 @@ class WorkerDeaths:
         ]
         if not indices or not isinstance(self._batches, EpochBatches):
             return ["unknown samples"]
-        epoch = self._batches.epoch_from(self._start)
+        start = self._progress.start
+        epoch = self._batches.epoch_from(start)
         # torch counts the batches that it asked for; some were given before.
-        numbers = [
-            number for number in epoch.numbers if number not in self._start.ahead
-        ]
+        numbers = [number for number in epoch.numbers if number not in start.ahead]
         return [
             names_of(self._dataset, epoch.batch(numbers[index]))
             for index in sorted(indices)
@@ -212,7 +213,7 @@ def _handle_deaths() -> None:
     signal.signal(signal.SIGCHLD, _DeathHandler(handler))
 
 
-def death_at_start(error: RuntimeError) -> LoaderError | None:
+def death_at_start(error: BaseException) -> LoaderError | None:
     """Tell of a worker that died before its iteration could name its samples.
 
     Args:
@@ -221,7 +222,7 @@ def death_at_start(error: RuntimeError) -> LoaderError | None:
     Returns:
         What to raise from it; None where it is something else.
     """
-    if not str(error).startswith(_DEATH):
+    if not isinstance(error, RuntimeError) or not str(error).startswith(_DEATH):
         return None
     message = "A worker died as the epoch began."
     return LoaderError(message, why=str(error), fix="num_workers=0 shows where")

@@ -6,8 +6,6 @@ whoever reads it, the samples of both are those of the stream, and errors arrive
 """
 
 import json
-import os
-import signal
 from collections import Counter
 
 import pytest
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 from loaderkit import build_loader
-from loaderkit.errors import LoaderError
 
 SAMPLES = 24
 
@@ -47,8 +44,6 @@ class Reading:
         if self.position in self.failing:
             self.failing.discard(self.position)
             raise BrokenStreamError(self.position)
-        if self.position == self.stream.killed_at and get_worker_info() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
         if self.position >= SAMPLES:
             raise StopIteration
         sample = torch.tensor(self.position)
@@ -70,9 +65,8 @@ class Stream(IterableDataset):
 
     reading = Reading
 
-    def __init__(self, failing, killed_at=None):
+    def __init__(self, failing):
         self.failing = frozenset(failing)
-        self.killed_at = killed_at
         self.position = None
 
     def __iter__(self):
@@ -208,30 +202,6 @@ def test_nor_does_one_that_workers_read(kind, failing, batch_size, given):
 
     check_all_once(went_on)
     check_all_once(resumed)
-
-
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
-@given(st.sampled_from(STREAMS), st.integers(1, 4), st.integers(4, SAMPLES - 1))
-def test_a_worker_that_is_killed_loses_no_sample_of_the_last_state(
-    kind, batch_size, killed_at
-):
-    stopped = build_loader(
-        kind((), killed_at), batch_size=batch_size, num_workers=2, seed=0
-    )
-    first, states = [], [stopped.state_dict()]
-
-    def read_all():
-        for batch in stopped:
-            first.extend(batch.tolist())
-            states.append(json.loads(json.dumps(stopped.state_dict())))
-
-    with pytest.raises(LoaderError, match="worker"):
-        read_all()
-
-    resumed = build_loader(kind(()), batch_size=batch_size, num_workers=2, seed=0)
-    resumed.load_state_dict(states[-1])
-    check_all_once(first + samples_of(outcomes(iter(resumed))))
 
 
 class Numbers(torch.utils.data.Dataset):
