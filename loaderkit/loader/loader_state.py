@@ -172,7 +172,7 @@ class LoaderState:
     def choose_next_seed(self, seed: Decision[int]) -> None:
         """Choose another seed; an epoch that has begun goes on with its own."""
         self._next_seed = seed
-        if self._progress is None or self._progress.ended:
+        if self._progress is None or self._progress.has_ended:
             self.take_next_seed()
 
     def take_next_seed(self) -> None:
