@@ -24,12 +24,13 @@ from reported_messages import LATER, LATER_LOOK_ALIKES, LOOK_ALIKES, RAN_OUT
 
 from loaderkit import diagnose_oom
 from loaderkit.budget.diagnosis.amounts import find_amounts, parse_size
-from loaderkit.budget.diagnosis.grammar import find_exhaustion, sentence_around
+from loaderkit.budget.diagnosis.grammar import find_exhaustion
 from loaderkit.budget.diagnosis.lexicon import phrase_texts
 from loaderkit.budget.diagnosis.log_text import clean_log
 from loaderkit.budget.diagnosis.messages import SIZES, as_fields, read_message
 from loaderkit.budget.diagnosis.moods import Span
 from loaderkit.budget.diagnosis.oom_patterns import message_patterns
+from loaderkit.budget.diagnosis.sentences import sentence_around
 
 REPORTS = [report.text for report in (*RAN_OUT, *LATER)]
 TEXTS = REPORTS + LOOK_ALIKES + LATER_LOOK_ALIKES

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from loaderkit.budget.diagnosis.evidence import is_prose
-from loaderkit.budget.diagnosis.grammar import message_around
 from loaderkit.budget.diagnosis.judge import judge
 from loaderkit.budget.diagnosis.messages import read_message
 from loaderkit.budget.diagnosis.moods import Span
+from loaderkit.budget.diagnosis.sentences import message_around
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "corpora"))
 

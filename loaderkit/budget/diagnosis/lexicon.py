@@ -397,3 +397,25 @@ def has_error_mark(text: str) -> bool:
     (True, False)
     """
     return _ERROR_MARK.search(text) is not None
+
+
+def place_named(text: str) -> str | None:
+    """Give the device that the words of a text, or parts of its names, speak of.
+
+    >>> place_named("in ggml_backend_vulkan"), place_named("on the host")
+    ('vulkan', None)
+    """
+    text = with_name_parts(text)
+    for place in PLACES:
+        if place.words.search(text):
+            return place.backend
+    return None
+
+
+def speaks_of_the_host(text: str) -> bool:
+    """Whether words, or parts of names, are of the processor's memory.
+
+    >>> speaks_of_the_host("DefaultCPUAllocator: not enough memory")
+    True
+    """
+    return HOST_PLACE.search(with_name_parts(text)) is not None

@@ -21,24 +21,26 @@ from loaderkit.budget.diagnosis.amounts import (
     find_amounts,
     parse_size,
 )
+from loaderkit.budget.diagnosis.clues import TextPhrases
 from loaderkit.budget.diagnosis.evidence import is_prose, weigh_evidence
-from loaderkit.budget.diagnosis.grammar import (
-    TextPhrases,
-    find_exhaustion,
-    find_mention,
-    is_of_another_message,
+from loaderkit.budget.diagnosis.grammar import find_exhaustion, find_mention
+from loaderkit.budget.diagnosis.lexicon import (
+    HOST_PLACE,
+    compile_words,
     place_named,
-    sentence_around,
     speaks_of_the_host,
-    statements_behind,
 )
-from loaderkit.budget.diagnosis.lexicon import HOST_PLACE, compile_words
 from loaderkit.budget.diagnosis.log_text import clean_log
 from loaderkit.budget.diagnosis.moods import Span, find_mood
 from loaderkit.budget.diagnosis.oom_patterns import (
     MessagePattern,
     fields_of,
     message_patterns,
+)
+from loaderkit.budget.diagnosis.sentences import (
+    is_of_another_message,
+    sentence_around,
+    statements_behind,
 )
 from loaderkit.budget.diagnosis.translations import in_english
 from loaderkit.units import format_bytes
