@@ -883,6 +883,12 @@ _SIZES: Mapping[str, Hint] = {
     **_hints("max largest", Hint("sizes.bytes.max()")),
 }
 
+REDUCTIONS = frozenset(
+    {"mean", "sum", "max", "min", "std", "var", "median", "prod", "any", "all"}
+    | {"amax", "amin", "nansum", "nanmean"}
+)
+"""Methods of tensors, and functions of torch, that make one number of all values."""
+
 ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
     "HasPage": _RESULT,
     "StepEstimate": {
@@ -1003,6 +1009,11 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
         **_hints("length lens seq_lens seqlens", Hint("padded.lengths")),
         **_hints("offsets cu_seqlens", Hint('ragged="packed"', "it is padded")),
         **_hints("unbind tolist unpad", Hint("padded.to_list()")),
+        # With what stands behind the ends, a mean is another.
+        **{
+            name: Hint(f"padded.values[padded.mask].{name}()", "values has padding too")
+            for name in REDUCTIONS
+        },
     },
     "Packed": {
         **_hints("data tensor x", Hint("packed.values")),

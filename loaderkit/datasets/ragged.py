@@ -16,6 +16,7 @@ from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_integer
 from loaderkit.datasets.column_names import escape
 from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
+from loaderkit.habits import REDUCTIONS
 from loaderkit.memory.probes import is_present, present_kinds
 from loaderkit.memory.reading import device_of
 from loaderkit.operations import ARITHMETIC, COMPARISONS
@@ -85,7 +86,14 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
         shown = template.format(name.lower())
         message = f"{name} is no tensor to compute with: {shown}."
         why = f"it holds {', '.join(self._fields)}, and only values are the samples'"
-        fix = template.format(f"{name.lower()}.values")
+        values = f"{name.lower()}.values"
+        is_of_all_values = template in {
+            f"torch.{reduction}({{0}})" for reduction in REDUCTIONS
+        }
+        # What stands behind the ends of samples belongs to none of them.
+        if is_of_all_values and "mask" in self._fields:
+            values += f"[{name.lower()}.mask]"
+        fix = template.format(values)
         return OptionError(message, why=why, fix=fix)
 
     def refuse_operator(method: str, symbol: str) -> None:
@@ -221,7 +229,7 @@ def _shown_call(
             return "{0}"
         if type(argument) in {list, tuple}:
             return f"[{', '.join(map(shown, cast('list[object]', argument)))}]"
-        if argument is None or isinstance(argument, bool | int | float):
+        if argument is None or isinstance(argument, bool | int | float | str):
             return repr(argument)
         return "tensor" if isinstance(argument, torch.Tensor) else "..."
 

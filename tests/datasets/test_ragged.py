@@ -26,6 +26,7 @@ from loaderkit.datasets.ragged import (
     pad,
 )
 from loaderkit.errors import DatasetError, LoaderkitError, OptionError
+from loaderkit.habits import REDUCTIONS
 from loaderkit.testing import assert_same
 
 VALUES, OFFSETS = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 2, 2, 3])
@@ -651,6 +652,25 @@ def test_an_operation_of_a_tensor_is_answered_with_one_that_works(name, kind):
         assert isinstance(caught.value, IndexError)
         fix = fix.replace("[4]", "[0]")
     eval(fix, {kind: names["x"], "tensor": 1, **names})
+
+
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_what_is_advised_for_one_number_of_all_values_is_that_of_the_samples(name):
+    samples = [torch.rand(length, 2) for length in (1, 3, 2)]
+    batch = pad(samples)
+    fill_padding(batch, -7)
+    rows = torch.cat(samples)
+    if name in {"any", "all"}:
+        batch, rows = batch._replace(values=batch.values > 0), rows > 0
+    expected = getattr(rows, name)()
+
+    for call in (f"padded.{name}()", f"torch.{name}(padded)"):
+        if not hasattr(torch, name):
+            continue
+        with pytest.raises(LoaderkitError) as caught:
+            eval(call, {"padded": batch, "torch": torch})
+        advised = eval(caught.value.fix, {"padded": batch, "torch": torch})
+        assert torch.allclose(advised, expected)
 
 
 def test_a_batch_of_the_same_tensors_is_equal_and_hashable():
