@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 import torch_geometric.data
 import torch_geometric.loader
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import loaderkit
 from loaderkit import (
@@ -563,6 +563,31 @@ def test_a_batch_asked_of_a_loader_by_its_number_is_answered():
     with pytest.raises(OptionError, match="fix: next\\(iter\\(loader\\)\\)"):
         loader[0]
     assert not isinstance(loader, Iterator), "trainers would go on with a part of it"
+
+
+def test_what_torchs_loader_does_not_do_a_loader_does_not_do_either():
+    """Compared with torch, whose loader is neither a sequence nor an iterator."""
+    loaders = [kind(SAMPLES, batch_size=2) for kind in (build_loader, DataLoader)]
+    for use in (next, reversed, len, bool, iter, lambda loader: len(iter(loader))):
+        results = []
+        for loader in loaders:
+            try:
+                result = use(loader)
+            except TypeError as error:
+                result = str(error).replace(type(loader).__name__, "loader")
+            results.append(result if isinstance(result, int | str) else None)
+        assert results[0] == results[1]
+
+
+def test_the_next_of_old_tutorials_is_answered():
+    dataiter = iter(build_loader(SAMPLES, batch_size=2))
+
+    with pytest.raises(AttributeError) as raised:
+        dataiter.next()
+
+    assert len(eval(raised.value.fix, {"dataiter": dataiter})) == 2
+    with pytest.raises(AttributeError, match="did you mean 'progress'"):
+        _ = dataiter.progres
 
 
 def test_batches_of_a_number_of_samples_are_the_loaders(dataset):

@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from loaderkit.answers import no_such_attribute
 from loaderkit.cache.download_ahead import DownloadAhead
 from loaderkit.dataset_protocol import ask_stored_rows
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, NoSuchAttributeError
 from loaderkit.loader.delivery import SKIPPED, Delivery, open_delivery
 from loaderkit.loader.downloads import shard_uses
 from loaderkit.loader.failures import Failure, LocalFailure
@@ -145,6 +146,18 @@ class LoaderEpoch(Iterator[Any]):
             # The loader itself tells the length of the epoch that comes next.
             return len(self._batches.epoch_from(self._start))
         return self._loader_length()
+
+    if not TYPE_CHECKING:  # a type checker shall go on to find misspelt names
+
+        def __getattr__(self, name: str) -> Any:
+            """Answer ``dataiter.next()``, which old tutorials of PyTorch have."""
+            if name == "next":
+                message = "The batches of a loader have no attribute 'next'."
+                why = "it is the way of Python 2"
+                raise NoSuchAttributeError(message, why=why, fix="next(dataiter)")
+            if name.startswith("_"):
+                return object.__getattribute__(self, name)
+            raise no_such_attribute(self, name)
 
     def __next__(self) -> Any:
         delivery = self._next_delivery()

@@ -188,6 +188,9 @@ class PlannedLoader(DataLoader[Any]):
             fix += "takes loader.dataset"
             raise OptionError(message, why=why, fix=fix)
 
+    # With a length and __getitem__, Python would take it for a sequence.
+    __reversed__ = None
+
     @property
     def plan(self) -> LoaderPlan:
         """The settings, each with its reason, as they are followed by now."""
