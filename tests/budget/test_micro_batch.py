@@ -601,6 +601,82 @@ def test_two_ranks_average_once_although_one_runs_out(tmp_path):
     assert (tmp_path / "rank1").read_text() == "retries=2 equal=True"
 
 
+def train_wrapped_and_not(rank, folder, store):
+    """Write what a step does of the wrapped model, and of what is in or around it."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / store}", rank=rank, world_size=2
+    )
+
+    def loss(output):
+        return output.pow(2).mean()
+
+    def step(model):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        MicroBatcher(model, sgd, loss, micro_batch=2).step(x)
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    torch.manual_seed(rank)
+    x = torch.randn(4, 6)
+    ours, theirs = (DistributedDataParallel(make()) for _ in range(2))
+    step(ours)
+    loss(theirs(x)).backward()
+    torch.optim.SGD(theirs.parameters(), lr=0.1).step()
+    same = [torch.allclose(*both) for both in zip(*map(weights, (ours, theirs)))]  # noqa: B905
+    lines = [f"wrapped {all(same)}"]
+
+    alone = make()
+    later = MicroBatcher(alone, torch.optim.SGD(alone.parameters(), lr=0.1), loss)
+    wrapped_later = DistributedDataParallel(alone)
+    attempts = {
+        "module": lambda: step(ours.module),
+        "part": lambda: step(ours.module[0]),
+        "compiled": lambda: step(torch.compile(ours, backend="eager")),
+        "around": lambda: step(nn.Sequential(ours)),
+        "later": lambda: later.step(x),
+        "not wrapped": lambda: step(make()),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            lines.append(f"{name} trained")
+        except OptionError as error:
+            lines.append(f"{name} {error.what.split('which is ')[-1]}")
+    (folder / f"rank{rank}").write_text("\n".join(lines))
+    del ours, theirs, wrapped_later, later, attempts
+    gc.collect()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@in_fresh_process  # threads that earlier tests started do not survive the forks
+def test_what_is_in_a_wrapper_or_around_one_is_refused_on_every_rank(tmp_path):
+    connected(
+        lambda attempt: torch.multiprocessing.start_processes(
+            train_wrapped_and_not,
+            (tmp_path, f"store {attempt}"),
+            nprocs=2,
+            start_method="fork",
+        )
+    )
+
+    for rank in range(2):
+        assert (tmp_path / f"rank{rank}").read_text().splitlines() == [
+            "wrapped True",
+            "module inside a DistributedDataParallel.",
+            "part inside a DistributedDataParallel.",
+            "compiled MicroBatcher was given OptimizedModule with a "
+            "DistributedDataParallel inside.",
+            "around MicroBatcher was given Sequential with a "
+            "DistributedDataParallel inside.",
+            "later inside a DistributedDataParallel.",
+            "not wrapped trained",
+        ]
+
+
 class Full(torch.optim.SGD):
     """An optimizer whose update runs out of memory when told to, half-way."""
 

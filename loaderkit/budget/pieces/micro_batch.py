@@ -42,6 +42,7 @@ from loaderkit.budget.pieces.ranks import (
     agreed,
     average_gradients,
     broadcast_buffers,
+    check_wrapper,
     unwrapped,
 )
 from loaderkit.budget.pieces.step_state import (
@@ -139,6 +140,7 @@ class MicroBatcher:
     """Pieces tried again so far."""
     _steps_in_pieces: int = field(default=0, init=False, repr=False)
     _compare_at: int = field(default=1, init=False, repr=False)
+    _checked_model: Any = field(default=None, init=False, repr=False)
     _checked_optimizer: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +167,8 @@ class MicroBatcher:
         Raises:
             BudgetError: It has to be cut, and pieces would not equal the whole; or the
                 optimizer's update ran out of memory; or another rank failed.
+            OptionError: Of several ranks, the model is inside of its wrapper, or the
+                wrapper inside of the model.
             RuntimeError: A single sample runs out of memory: the original error, with
                 the diagnosis as a note; gradients are as before the step.
         """
@@ -195,6 +199,10 @@ class MicroBatcher:
 
     def _run_steps(self, window: list[Any]) -> StepResult:
         """Make one step of all batches of a window."""
+        if self._checked_model is not self.model:
+            # Now: it may have been wrapped since this was made.
+            check_wrapper(self.model)
+            self._checked_model = self.model
         self.optimizer.zero_grad(set_to_none=True)
         pieces = _Pieces(
             self.model,

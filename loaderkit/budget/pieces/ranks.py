@@ -9,13 +9,14 @@ buffers, agree that no rank failed, average the gradients, agree that all update
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from loaderkit.errors import BudgetError
+from loaderkit.errors import BudgetError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,40 @@ def is_distributed(model: torch.nn.Module) -> TypeGuard[DistributedDataParallel]
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """Give the module inside the wrapper, whose forward pass does not communicate."""
     return model.module if is_distributed(model) else model
+
+
+def check_wrapper(model: torch.nn.Module) -> None:
+    """Refuse a part of a wrapped model, and a wrapper inside of something else.
+
+    Nobody would average the gradients of the one; the other communicates in each piece,
+    and a rank that tries one again would wait for the others for ever.
+
+    Args:
+        model: That is trained in pieces.
+
+    Raises:
+        OptionError: It is one of these, and there are several ranks.
+    """
+    several = dist.is_available() and dist.is_initialized()
+    if not several or is_distributed(model) or dist.get_world_size() == 1:
+        return
+    modules = set(model.modules())
+    kind, wrapper = type(model).__name__, DistributedDataParallel.__name__
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
+        message = f"MicroBatcher was given {kind} with a {wrapper} inside."
+        why = "it communicates in every piece: a rank that tries one again would wait "
+        why += "for the others for ever"
+        fix = f"MicroBatcher({wrapper}(model), ...), with the wrapper around all others"
+        raise OptionError(message, why=why, fix=fix)
+    # A module does not know what wraps it.  Asked of the type: a proxy may answer
+    # isinstance by making what it stands for.
+    for owner in gc.get_objects():
+        is_wrapper = issubclass(type(owner), DistributedDataParallel)
+        if is_wrapper and model in set(owner.modules()):
+            message = f"MicroBatcher was given {kind}, which is inside a {wrapper}."
+            why = "nobody would average its gradients over the ranks"
+            fix = "MicroBatcher(ddp, ...) and not MicroBatcher(ddp.module, ...)"
+            raise OptionError(message, why=why, fix=fix)
 
 
 def broadcast_buffers(model: torch.nn.Module) -> None:
