@@ -646,7 +646,8 @@ def train_wrapped_and_not(rank, folder, store):
         except OptionError as error:
             lines.append(f"{name} {error.what.split('which is ')[-1]}")
     (folder / f"rank{rank}").write_text("\n".join(lines))
-    del ours, theirs, wrapped_later, later, attempts
+    attempts.clear()
+    ours = theirs = alone = later = wrapped_later = None  # noqa: F841 -- before the group
     gc.collect()
     dist.destroy_process_group()
 
@@ -663,15 +664,14 @@ def test_what_is_in_a_wrapper_or_around_one_is_refused_on_every_rank(tmp_path):
         )
     )
 
+    with_one = "with a DistributedDataParallel inside."
     for rank in range(2):
         assert (tmp_path / f"rank{rank}").read_text().splitlines() == [
             "wrapped True",
             "module inside a DistributedDataParallel.",
             "part inside a DistributedDataParallel.",
-            "compiled MicroBatcher was given OptimizedModule with a "
-            "DistributedDataParallel inside.",
-            "around MicroBatcher was given Sequential with a "
-            "DistributedDataParallel inside.",
+            f"compiled MicroBatcher was given OptimizedModule {with_one}",
+            f"around MicroBatcher was given Sequential {with_one}",
             "later inside a DistributedDataParallel.",
             "not wrapped trained",
         ]
