@@ -754,7 +754,14 @@ CALL_HINTS: Mapping[str, Hint] = {
         "build_loader(dataset, batch_size=32, shuffle=True)",
         "it takes the dataset and the device, and all options by name",
     ),
-    "estimate_step": Hint("estimate_step(model, batch)"),
+    "estimate_step": Hint(
+        "estimate_step(model, (inputs, target), loss=loss)",
+        "it takes the model and the batch, and all options by name",
+    ),
+    "plan_batch": Hint(
+        'plan_batch(model, dataset, "cpu", loss=loss)',
+        "it takes the model, the dataset and the device, and all options by name",
+    ),
 }
 """What a function is called with, by function: for calls that it does not take."""
 

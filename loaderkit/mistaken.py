@@ -132,11 +132,83 @@ def mistaken_for_batch(given: object) -> Mistake | None:
     return None
 
 
-def mistaken_for_model(given: object) -> Mistake | None:
+def mistaken_for_tensors(given: object, model: torch.nn.Module) -> Mistake | None:
+    """Recognise what describes a batch, where a model could not be called with it.
+
+    Some models take numbers or arrays, so this is asked only when that has failed.
+
+    Args:
+        given: What a caller was given as a batch.
+        model: It could not be called with it.
+
+    Returns:
+        What it is, and the line that makes a batch of it; None where it is neither a
+        shape, nor a number of samples, nor arrays.
+    """
+    if isinstance(given, np.ndarray):
+        dtype = _dtype_taken(model)
+        is_of_other_dtype = str(dtype).removeprefix("torch.") != given.dtype.name
+        code = f"torch.as_tensor(batch, dtype={dtype})"
+        instead = code if is_of_other_dtype else "torch.from_numpy(batch)"
+        return Mistake("An array is no tensor.", _TAKES_TENSORS, f"batch = {instead}")
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        loader = f"loaderkit.build_loader(dataset, batch_size={given})"
+        why = "it may be how many samples one has"
+        return Mistake(f"{given} is no batch.", why, f"batch = next(iter({loader}))")
+    zeros = _zeros_of(given, _dtype_taken(model))
+    if zeros is not None:
+        what = f"A shape is no batch: {given!r}."
+        return Mistake(what, _TAKES_TENSORS, f"batch = {zeros}")
+    parts: list[object] = []
+    if isinstance(given, Mapping):
+        parts = list(given.values())
+    elif isinstance(given, list | tuple):
+        parts = list(given)
+    if any(isinstance(part, np.ndarray) for part in parts):
+        instead = "batch = torch.utils.data.default_convert(batch)"
+        return Mistake("Arrays are no tensors.", _TAKES_TENSORS, instead)
+    return None
+
+
+_TAKES_TENSORS = "the model is called with tensors"
+
+
+def _zeros_of(given: object, dtype: torch.dtype) -> str | None:
+    """Write tensors of a shape, or of several; None where it is no shape."""
+    if not isinstance(given, list | tuple) or not given:
+        return None
+    if all(isinstance(size, int) and size > 0 for size in given):
+        sizes = ", ".join(map(str, given))
+        return f"torch.zeros({sizes}{_dtype_in_code(dtype)})"
+    parts = [_zeros_of(part, dtype) for part in given]
+    if None in parts:
+        return None
+    # What a loss compares with is not always of the dtype that the model takes.
+    shown = ", ".join(map(str, parts))
+    return f"({shown},)" if len(parts) == 1 else f"({shown})"
+
+
+def _dtype_in_code(dtype: torch.dtype) -> str:
+    return "" if dtype is torch.get_default_dtype() else f", dtype={dtype}"
+
+
+def _dtype_taken(model: torch.nn.Module) -> torch.dtype:
+    """Say which dtype the first layer probably takes: an embedding takes numbers."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            return torch.int64
+        for parameter in module.parameters(recurse=False):
+            if parameter.is_floating_point():
+                return parameter.dtype
+    return torch.get_default_dtype()
+
+
+def mistaken_for_model(given: object, call: str) -> Mistake | None:
     """Recognise what is no model.
 
     Args:
         given: What a caller was given as a model.
+        call: How the caller is called, such as "estimate_step(model, batch)".
 
     Returns:
         What it is, and what was probably meant; None where it is a module.
@@ -151,7 +223,10 @@ def mistaken_for_model(given: object) -> Mistake | None:
         what = f"{given.__name__} is a class, not a model."
         return Mistake(what, "it was not called", f"{given.__name__}(...)")
     if isinstance(given, torch.optim.Optimizer):
-        return Mistake(what, "it is an optimizer", "optimizer=optimizer")
+        instead = call.removesuffix(")")
+        if "optimizer" not in call:
+            instead += ", optimizer=optimizer"
+        return Mistake(what, "it is an optimizer", f"{instead})")
     values = list(given.values()) if isinstance(given, Mapping) else []
     if values and all(isinstance(value, torch.Tensor) for value in values):
         return Mistake(what, "it holds tensors", "model, after load_state_dict(state)")
@@ -159,7 +234,7 @@ def mistaken_for_model(given: object) -> Mistake | None:
     if callable(given) and not isinstance(given, Dataset):
         why = "its parameters are not known"
         return Mistake(what, why, "a torch.nn.Module that calls it in forward")
-    return Mistake(what, "the model comes first", "(model, batch or dataset)")
+    return Mistake(what, "the model comes first", call)
 
 
 def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:

@@ -605,6 +605,7 @@ CALLED_WRONGLY = {
     "extend": lambda: extend("never.lk"),
     "build_loader": lambda: build_loader(SAMPLES, 32, True),
     "estimate_step": lambda: estimate_step(MODEL),
+    "plan_batch": lambda: plan_batch(MODEL, SAMPLES),
 }
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
 
+import loaderkit
 from loaderkit import (
     LeakDetector,
     SafeDataset,
@@ -24,7 +25,7 @@ from loaderkit import (
     plan_batch,
 )
 from loaderkit.datasets.concat import reworded_for_extend
-from loaderkit.errors import DatasetError, LoaderkitError, OptionError
+from loaderkit.errors import DatasetError, LoaderkitError, OptionError, StepError
 from loaderkit.fixes import Fix, Pack
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_dataset
 
@@ -260,8 +261,8 @@ NO_MODELS = {
     "nothing": (lambda: None, "Module"),
     "function": (lambda: torch.sin, "torch.nn.Module"),
     "weights": (lambda: MODEL.state_dict(), "load_state_dict"),
-    "batch": (lambda: torch.ones(1, 3), "(model, batch"),
-    "dataset": (lambda: TensorDataset(torch.ones(2, 3)), "(model, batch or dataset)"),
+    "batch": (lambda: torch.ones(1, 3), "(model, "),
+    "dataset": (lambda: TensorDataset(torch.ones(2, 3)), "(model, "),
     "optimizer": (lambda: torch.optim.SGD(MODEL.parameters()), "optimizer="),
 }
 
@@ -282,6 +283,86 @@ def test_what_is_no_model_is_named_with_what_to_give(name, call):
         call(make())
 
     assert instead in caught.value.fix
+
+
+mse = torch.nn.functional.mse_loss
+
+
+def first_embeds():
+    return torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 1))
+
+
+SHAPES = {
+    "a shape": (lambda: MODEL, (5, 3)),
+    "a list": (lambda: MODEL, [5, 3]),
+    "a size": (lambda: MODEL, torch.Size([5, 3])),
+    "of doubles": (lambda: torch.nn.Linear(3, 1).double(), (5, 3)),
+    "of words": (first_embeds, (5, 7)),
+    "of two inputs": (lambda: torch.nn.Bilinear(3, 3, 1), ((5, 3), (5, 3))),
+    "of an image": (lambda: torch.nn.Conv2d(3, 4, 3), (1, 3, 8, 8)),
+    "an array": (lambda: MODEL, np.ones((5, 3), np.float32)),
+    "an array of doubles": (lambda: MODEL, np.ones((5, 3))),
+    "arrays": (lambda: torch.nn.Bilinear(3, 3, 1), [np.ones((5, 3), np.float32)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_describes_a_batch_is_answered_with_a_line_that_makes_one(name):
+    make, given = SHAPES[name]
+    model, names = make(), {"batch": given, "torch": torch}
+
+    with pytest.raises(StepError, match=r"no batch|no tensors?\.") as caught:
+        estimate_step(model, given)
+
+    exec(caught.value.fix, names)
+    assert estimate_step(model, names["batch"]).peak > 0
+
+
+def test_a_number_of_samples_is_answered_with_a_batch_of_so_many():
+    names = {"dataset": [torch.ones(3)] * 9, "loaderkit": loaderkit}
+    with pytest.raises(StepError, match="5 is no batch") as caught:
+        estimate_step(MODEL, 5)
+
+    exec(caught.value.fix, names)
+
+    assert names["batch"].shape == (5, 3)
+
+
+def test_a_model_that_takes_numbers_is_given_them():
+    class Sized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Linear(3, 1)
+
+        def forward(self, rows, columns):
+            return self.inner(torch.ones(rows, columns)).mean()
+
+    assert estimate_step(Sized(), (5, 3)).peak > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (estimate_step, lambda m, b: ((b, m), {})),
+        (estimate_step, lambda m, b: ((m, b, b), {})),
+        (estimate_step, lambda m, _: ((m,), {})),
+        (plan_batch, lambda m, b: (([b], m, "cpu"), {})),
+        (plan_batch, lambda m, b: (([b], m, mse), {})),
+        (plan_batch, lambda m, b: ((m, [b]), {})),
+        (plan_batch, lambda m, b: ((m, [b], "cpu", mse), {})),
+        (plan_batch, lambda m, b: (("cpu", m, [b]), {})),
+    ],
+)
+def test_arguments_in_another_order_are_answered_with_a_call_that_works(call, wrong):
+    batch = (torch.ones(2, 3), torch.ones(2, 1))
+    samples = [(torch.ones(3), torch.ones(1))] * 4
+    args, options = wrong(MODEL, batch)
+    with pytest.raises(OptionError) as caught:
+        call(*args, loss=mse, **options)
+
+    names = {"model": MODEL, "batch": batch, "dataset": samples, "loss": mse}
+    names |= {"inputs": batch[0], "target": batch[1]}
+    eval(caught.value.fix, {call.__name__: call, **names})
 
 
 @pytest.mark.parametrize("given", [None, 3, "train", [print]])

@@ -342,7 +342,7 @@ def transactional_step(
         BudgetError: It has to be cut, and pieces would not equal the whole.
         RuntimeError: A single sample runs out of memory; gradients are as before.
     """
-    mistake = mistaken_for_model(model)
+    mistake = mistaken_for_model(model, "transactional_step(model, batch, backward)")
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     example = "lambda piece, share: ..."

@@ -43,10 +43,9 @@ def check_model_and_optimizer(
         OptionError: One of them is something else, or the optimizer updates none of the
             parameters, or runs the model by itself.
     """
-    mistake = mistaken_for_model(model)
+    mistake = mistaken_for_model(model, "MicroBatcher(model, optimizer, loss)")
     if mistake is not None:
-        fix = "MicroBatcher(model, optimizer, loss)"
-        raise OptionError(mistake.what, why=mistake.why, fix=fix)
+        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     methods = ("step", "zero_grad")
     missing = [name for name in methods if not hasattr(optimizer, name)]
     if missing or isinstance(optimizer, type):

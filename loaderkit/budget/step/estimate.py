@@ -46,7 +46,11 @@ from loaderkit.budget.step.train_step import (
 )
 from loaderkit.budget.step.unknown_values import track_other_answers
 from loaderkit.errors import OptionError, StepError
-from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
+from loaderkit.mistaken import (
+    mistaken_for_batch,
+    mistaken_for_model,
+    mistaken_for_tensors,
+)
 from loaderkit.nests import flatten_tensors
 from loaderkit.notebook import Bar, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -243,13 +247,22 @@ def estimate_step(
     >>> step.parts["parameters"], step.phase
     (40400, 'backward')
     """
-    mistake = mistaken_for_model(model) or mistaken_for_batch(batch)
+    given = "" if loss is None else ", loss=loss"
+    call = f"estimate_step(model, batch{given})"
+    mistake = mistaken_for_model(model, call) or mistaken_for_batch(batch)
     if mistake is not None:
         raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
     check_loss(loss)
     autocast_dtype = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))
-    return estimate(model, batch, step)
+    try:
+        return estimate(model, batch, step)
+    except StepError as error:
+        mistake = mistaken_for_tensors(batch, model)
+        if mistake is None:
+            raise
+        why = f"{mistake.why}: {error.what}"
+        raise StepError(mistake.what, why=why, fix=mistake.instead) from error
 
 
 def estimate(model: torch.nn.Module, batch: Any, step: Step) -> StepEstimate:
