@@ -235,3 +235,35 @@ def find_none(samples: Sequence[Any], field: str = "") -> NoneBeside | None:
         each for each in known if not isinstance(each.value, int | float | str | bytes)
     ]
     return next(iter([*beside_joined, *known]), None)
+
+
+def find_only_none(samples: Sequence[Any], field: str = "") -> str | None:
+    """Find a field that is None in all samples of a batch.
+
+    Args:
+        samples: Those of a batch: nests of mappings, lists, tuples and others.
+        field: What leads to them, as code writes it.
+
+    Returns:
+        The first, as code writes it, empty for whole samples; None if there is none.
+
+    >>> find_only_none([{"x": 1, "y": [2, None]}, {"x": 1, "y": [3, None]}])
+    "['y'][1]"
+    """
+    first = samples[0]
+    if all(sample is None for sample in samples):
+        return field
+    keys: list[Any] = []
+    if isinstance(first, Mapping) and all(isinstance(s, Mapping) for s in samples):
+        keys = [key for key in first if all(key in sample for sample in samples)]
+    elif isinstance(first, list | tuple) and all(
+        isinstance(sample, list | tuple) and len(sample) == len(first)
+        for sample in samples
+    ):
+        keys = list(range(len(first)))
+    for key in keys:
+        parts = [sample[key] for sample in samples]
+        found = find_only_none(parts, f"{field}[{key!r}]")
+        if found is not None:
+            return found
+    return None

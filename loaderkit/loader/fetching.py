@@ -20,7 +20,12 @@ from loaderkit.loader.missing_rows import (
 )
 from loaderkit.loader.resumable import SeededRows
 from loaderkit.loader.sample_names import name_of, name_of_function, names_of
-from loaderkit.loader.unlike_samples import difference_of
+from loaderkit.loader.unlike_samples import (
+    ONE_SHAPE,
+    Unjoined,
+    explain_difference,
+    explain_none,
+)
 from loaderkit.loader.users_errors import error_about, to_correct
 from loaderkit.memory.shm_batch import (
     SegmentRing,
@@ -169,19 +174,44 @@ def _error_of_joining(
     if isinstance(collate, OneByOne):
         what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
         collate = collate.convert
-    fix = how_to_join(collate)
     if not len(rows):
         what = "A batch without samples could not be joined: "
         fix = "leave empty batches out of the batch_sampler"
-    why = None
-    if isinstance(collate, Join) and type(samples) is list and samples:
-        # No code of the user ran: which line of ours raised it would say nothing.
-        with contextlib.suppress(Exception):  # samples may be of any class
-            why = difference_of(samples) or None
-        if len(set(map(type, samples))) > 1:
-            fix = "read each kind of samples by a loader of its own; or collate_fn=... "
-            fix += "that joins them"
-    return error_about(what, error, fix, why=why)
+        return error_about(what, error, fix)
+    reason = why_not_joined(
+        samples, collate, error, lambda place: name_of(dataset, rows[place]), dataset
+    )
+    return error_about(what, error, reason.fix, why=reason.why)
+
+
+def why_not_joined(
+    samples: Any,
+    collate: Collate,
+    error: Exception,
+    name_sample: Callable[[int], str],
+    dataset: object = None,
+) -> Unjoined:
+    """Say why samples could not be joined, and what to do.
+
+    Args:
+        samples: What ``collate`` was called with.
+        collate: The user's ``collate_fn``, or our own ``Join``.
+        error: That it raised.
+        name_sample: Names a sample by its place in the batch.
+        dataset: That they are of; None for a stream.
+    """
+    unknown = Unjoined(None, how_to_join(collate))
+    if not isinstance(collate, Join) or type(samples) is not list or not samples:
+        return unknown
+    # No code of the user ran: which line of ours raised it would say nothing.
+    try:
+        reason = None
+        # None among texts is joined to a list, and may not be what was refused.
+        if "NoneType" in str(error):
+            reason = explain_none(samples, name_sample, dataset)
+        return reason or explain_difference(samples) or unknown
+    except Exception:  # noqa: BLE001 -- samples may be of any class
+        return unknown
 
 
 def how_to_join(collate: Collate) -> str:
@@ -191,9 +221,7 @@ def how_to_join(collate: Collate) -> str:
         collate: The user's ``collate_fn``, or our own ``Join``.
     """
     if isinstance(collate, Join):
-        # No code of the user ran, so it cannot be at fault.
-        fix = "give the samples one shape; or collate_fn=... that joins them; or "
-        return f"{fix}loaderkit.pack(dataset, path), whose batches are padded"
+        return ONE_SHAPE  # no code of the user ran, so it cannot be at fault
     return to_correct(f"{name_of_function(collate)}, or the samples")
 
 

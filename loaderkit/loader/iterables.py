@@ -22,7 +22,7 @@ from loaderkit.loader.delivery import (
 )
 from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.failures import Failure, LocalFailure
-from loaderkit.loader.fetching import how_to_join, transform_batch
+from loaderkit.loader.fetching import transform_batch, why_not_joined
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
@@ -409,8 +409,14 @@ class _WorkerBatches(Iterator[Delivery]):
         if isinstance(collate, OneByOne):
             what = f"Sample {number:,} was read, but not converted: "
             users_function = collate.convert
-        with _naming_user_code(what, how_to_join(users_function)):
+        try:
             batch = collate(rows)
+        except LoaderkitError:
+            raise
+        except Exception as error:
+            name_sample = "sample {} of the batch".format
+            reason = why_not_joined(rows, users_function, error, name_sample)
+            raise error_about(what, error, reason.fix, why=reason.why) from error
         if transform is None:
             return batch
         return transform_batch(transform, batch, f"batch {number:,}")

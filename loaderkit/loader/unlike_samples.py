@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.arguments import kind_of
+from loaderkit.unlike_keys import find_none, find_only_none
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def difference_of(samples: Sequence[Any], path: str = "") -> str:
@@ -26,6 +30,8 @@ def difference_of(samples: Sequence[Any], path: str = "") -> str:
     ''
     """
     first = samples[0]
+    if path and isinstance(first, str | bytes):
+        return ""  # torch leaves a list that begins with a text as it is
     for sample in samples:
         if type(sample) is not type(first) and not _are_numbers(sample, first):
             kinds = kind_of(first), kind_of(sample)
@@ -39,6 +45,67 @@ def difference_of(samples: Sequence[Any], path: str = "") -> str:
     if isinstance(first, list | tuple):
         return _difference_of_sequences(samples, path)
     return ""
+
+
+class Unjoined(NamedTuple):
+    """Why samples could not be joined, and what to do."""
+
+    why: str | None
+    """In what they are unlike; None where that is not known."""
+    fix: str
+
+
+ONE_SHAPE = "give the samples one shape; or collate_fn=... that joins them; or "
+ONE_SHAPE += "loaderkit.pack(dataset, path), whose batches are padded"
+"""What to do where nothing more is known."""
+
+
+def explain_difference(samples: Sequence[Any]) -> Unjoined | None:
+    """Say in what samples are unlike; None where nothing is found."""
+    difference = difference_of(samples)
+    if len(set(map(type, samples))) > 1:
+        fix = "read each kind of samples by a loader of its own; or collate_fn=... "
+        return Unjoined(difference or None, f"{fix}that joins them")
+    return Unjoined(difference, ONE_SHAPE) if difference else None
+
+
+def explain_none(
+    samples: Sequence[Any], name_sample: Callable[[int], str], dataset: object = None
+) -> Unjoined | None:
+    """Say where None is among samples that torch or PyG could not join.
+
+    Args:
+        samples: Those of the batch, at least one.
+        name_sample: Names one by its place in the batch.
+        dataset: That they are of; None for a stream.
+
+    Returns:
+        None where there is no None.
+    """
+    beside = find_none(samples)
+    if beside is None:
+        field = find_only_none(samples)
+        if field is None:
+            return None
+        why = f"{field or 'each'} is None in all samples of the batch; torch and PyG "
+        why += "join tensors and numbers"
+        fix = f"leave {field} out of the samples, or put a value in its place"
+        return Unjoined(why, fix if field else "return the sample in __getitem__")
+
+    field = beside.field
+    why = f"{field or 'the sample'} is None in {name_sample(beside.none_in)}, and "
+    why += f"{kind_of(beside.value)} in {name_sample(beside.beside)}; torch and PyG "
+    why += "join tensors and numbers"
+    is_there = f"sample{field} is not None"
+    if isinstance(dataset, list | tuple):
+        fix = f"dataset = [sample for sample in dataset if {is_there}]"
+    elif dataset is not None:
+        is_there = f"dataset[row]{field} is not None"
+        fix = f"rows = [row for row in range(len(dataset)) if {is_there}]; dataset = "
+        fix += "torch.utils.data.Subset(dataset, rows)"
+    else:
+        fix = f"leave out in __iter__ what has None: if {is_there}: yield sample"
+    return Unjoined(why, f"{fix}; or put a value in its place, such as nan")
 
 
 def _are_numbers(one: object, other: object) -> bool:
