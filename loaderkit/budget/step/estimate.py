@@ -328,11 +328,11 @@ def _estimate_by_tracking(
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
         others_tracked = track_other_answers(model, batch, step, log)
         other_ends += [tracked.log for tracked in others_tracked]
-        others = [summarise(other, step) for other in other_ends]
+        ends = [step_estimate, *(summarise(other, step) for other in other_ends)]
         if has_assumption(log, (ALL_CHOSEN, SCALAR)):
             # Some values are known of neither branch: the estimate is the upper end.
-            step_estimate = max([step_estimate, *others], key=lambda end: end.peak)
-        step_estimate = _widen_interval(step_estimate, others)
+            step_estimate = max(ends, key=lambda end: end.peak)
+        step_estimate = _widen_interval(step_estimate, ends)
     return step_estimate
 
 
@@ -410,12 +410,12 @@ def _track_with_values_or_few(
 
 
 def _widen_interval(
-    step_estimate: StepEstimate, others: list[StepEstimate]
+    step_estimate: StepEstimate, ends: list[StepEstimate]
 ) -> StepEstimate:
-    """Widen an estimate to what it would be with other values."""
-    low = min([step_estimate.low, *(other.low for other in others)])
-    high = max([step_estimate.high, *(other.high for other in others)])
-    if len(others) < 2:
+    """Widen an estimate, which is one of several ends, to what all of them are."""
+    low = min(end.low for end in ends)
+    high = max(end.high for end in ends)
+    if len(ends) <= 2:
         # One end could not be tracked: only what the step always holds is sure.
         held = sum(step_estimate.parts[name] for name in PARTS_ALWAYS_HELD)
         low = max(min(low, held), _held_throughout(step_estimate.parts))

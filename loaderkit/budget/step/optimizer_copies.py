@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     _Group = dict[str, Any]
 
 
+def is_torchs(optimizer: Optimizer | None) -> bool:
+    """Tell whether an optimizer's class is one of torch's own.
+
+    Some say that they are of ``torch.optim`` itself, others name their file.
+    """
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
 def optimizer_like(
     optimizer: Optimizer, model: torch.nn.Module, twin: torch.nn.Module
 ) -> Any:
@@ -45,7 +53,7 @@ def optimizer_like(
         trained = [p for p in twin.parameters() if p.requires_grad]
         groups = [copy.deepcopy(optimizer.defaults) | {"params": trained}]
 
-    if type(optimizer).__module__.startswith("torch.optim."):
+    if is_torchs(optimizer):
         return _constructed(optimizer, groups)
     try:
         return _copied(optimizer, groups, twins)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from loaderkit.budget.step.optimizer_copies import is_torchs
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
     from typing import TypeAlias
@@ -56,7 +58,7 @@ class OptimizerStates:
         Args:
             optimizer: Of fake parameters, while fakes are made of new floats.
         """
-        if not type(optimizer).__module__.startswith("torch.optim."):
+        if not is_torchs(optimizer):
             # Others may do as they like: each parameter may have a state of its own.
             _take_first_step(optimizer, _parameters_of(optimizer))
             return

@@ -137,6 +137,7 @@ def _track_once(
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
     optimizer = make_optimizer(model, twin, step)
+    tracker.note_optimizer(optimizer)
     # Adagrad makes its state at once, others in the first step.
     tracker.add_all(optimizer_state(optimizer), "optimizer state")
 

@@ -34,6 +34,7 @@ from loaderkit.budget.step.measure import (
     parts_of_nested,
     parts_of_sparse,
 )
+from loaderkit.budget.step.optimizer_copies import is_torchs
 from loaderkit.budget.step.shape_rules import (
     shape_rule,
     values_decide_shapes,
@@ -58,6 +59,7 @@ _SMALL_BYTES = 1 << 18
 Chosen: thousands of graphs, and a small part of what an estimate may take for real."""
 _INDEXED = (_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default)
 """They take masks, whose values decide the shape of the result."""
+_MASK_TYPES = (torch.bool, torch.uint8)
 _CTC_LOSSES = (_aten._ctc_loss.default, _aten._ctc_loss.Tensor)
 _MAXIMUM_OF_BAG = 2
 """The number of the mode "max" among the arguments of torch's bags."""
@@ -160,6 +162,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running_node = RunningNode()
         self._has_resized = False
         self._is_computing_again = False
+        self._is_update_torchs = False
         self._checkpoints_of_step = 0
         self._sparse_bytes_of_step = 0
         self._most_sparse_bytes_of_a_step = 0
@@ -171,6 +174,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sparse_bytes_of_step = 0
             self._checkpoints_of_step = 0
         self.log.marks.append(Mark(len(self.log.events), phase))
+
+    def note_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Note whose optimizer it is, before it makes its first update.
+
+        Adafactor reads a norm and a mean of each parameter, and hands them on as
+        numbers: no optimizer of torch's that updates once a step takes another branch
+        for what it reads.
+        """
+        self._is_update_torchs = is_torchs(optimizer)
 
     def _add_sparse_bytes(self, nbytes: int) -> None:
         """Add what sparse tensors of this step take, where no step before took it."""
@@ -374,8 +386,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
         if func in _INDEXED:
             self._raise_if_refused(mask_error_of(*args[:2]))
-            positions, self._held_bytes = self._positions_of_masks(args[1], func)
-            args = (args[0], positions, *args[2:])
+            if not _fills_masked(func, args, kwargs):
+                positions, self._held_bytes = self._positions_of_masks(args[1], func)
+                args = (args[0], positions, *args[2:])
         if not backward:
             self._raise_if_refused(index_error_of(func, args, kwargs))
         # Listed once: what is done at each operator decides how long an estimate takes.
@@ -577,7 +590,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fake_if_large(self, leaf: object) -> Any:
         """Fake a real float that is large, such as a mask made of integers."""
-        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        if not isinstance(leaf, torch.Tensor) or not _is_inexact(leaf.dtype):
             return leaf
         if leaf.untyped_storage().nbytes() <= _SMALL_BYTES:
             return leaf
@@ -651,6 +664,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _assume_scalar(
         self, func: OpOverload, dtype: torch.dtype, most: int | None = None
     ) -> bool | int | float:
+        is_of_update = self.phase not in {"forward", "loss", "backward"}
+        if is_of_update and self._is_update_torchs:
+            return self._scalars.read(dtype, most)
         self._note_assumption(SCALAR, func)
         if dtype == torch.bool:
             self.log.assumed_conditions += 1
@@ -660,7 +676,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _as_fake(self, leaf: object, *, is_trained: bool) -> Any:
         """Fake a float that was computed for real, and remember its value."""
-        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        if not isinstance(leaf, torch.Tensor) or not _is_inexact(leaf.dtype):
             return leaf
         fake = self.fake.from_tensor(leaf)
         if self.values is not None:
@@ -714,7 +730,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         positions: list[torch.Tensor | None] = []
         listed_bytes = 0
         for index in indices:
-            if index is None or index.dtype not in {torch.bool, torch.uint8}:
+            if index is None or index.dtype not in _MASK_TYPES:
                 positions.append(index)
                 continue
             value = self.value_of(index) if isinstance(index, FakeTensor) else None
@@ -819,6 +835,20 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
 
 
+def _fills_masked(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
+    """Tell whether one number is written where a mask holds, as ``x[mask] = 0`` does.
+
+    The kernel then fills by the mask, and lists no positions
+    (``canDispatchToMaskedFill`` in torch's ``TensorAdvancedIndexing.cpp``).
+    """
+    if func is _aten.index.Tensor:
+        return False
+    named = arguments_by_name(func, args, kwargs)
+    indices = [index for index in named["indices"] if index is not None]
+    is_number = named["values"].numel() == 1 and not named["accumulate"]
+    return is_number and len(indices) == 1 and indices[0].dtype in _MASK_TYPES
+
+
 def _bytes_of_bags(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
     """Count what the backward pass of bags holds by the words that are in them.
 
@@ -888,11 +918,16 @@ def _bytes_of_packed_copies(
     return copied_bytes
 
 
+def _is_inexact(dtype: torch.dtype) -> bool:
+    """Tell floats and complex numbers, which are fake, from what decides shapes."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def _makes_fake_floats(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
     """Tell whether an operator without operands makes floats that need no values."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     name = operator_name(func)
-    if not dtype.is_floating_point or any(word in name for word in _VALUES):
+    if not _is_inexact(dtype) or any(word in name for word in _VALUES):
         return False
     if func in _CONSTANTS:
         return bool(math.prod(args[0]) * dtype.itemsize > _SMALL_BYTES)
