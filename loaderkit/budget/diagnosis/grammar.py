@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.diagnosis.amounts import find_amounts
 from loaderkit.budget.diagnosis.clues import QUESTION, Clue, TextPhrases, loose_clues
 from loaderkit.budget.diagnosis.evidence import weigh_evidence
-from loaderkit.budget.diagnosis.lexicon import NOT_MEMORY, Phrase, compile_words
+from loaderkit.budget.diagnosis.lexicon import (
+    Phrase,
+    compile_words,
+    words_about_something_else,
+)
 from loaderkit.budget.diagnosis.moods import Span, find_mood
 from loaderkit.budget.diagnosis.places import UNPLACED, which_memory
 from loaderkit.budget.diagnosis.reports import is_report
@@ -180,8 +184,8 @@ def find_mention(text_phrases: TextPhrases) -> Mention | None:
         reasons: tuple[str, ...] = (mood.in_words,)
     elif QUESTION.match(text[begin : end + 1]):
         reasons = ("a question",)
-    elif (other := NOT_MEMORY.search(text, begin, end)) is not None:
-        reasons = (f'it is about "{" ".join(other.group().split())}"',)
+    elif (other := words_about_something_else(text[begin:end])) is not None:
+        reasons = (f'it is about "{" ".join(other.split())}"',)
     else:
         reasons = weigh_evidence(text, phrase, sentence).reasons_against
     return Mention(" ".join(clue.words.split()), reasons)

@@ -155,34 +155,11 @@ def phrase_texts() -> dict[Phrase, str]:
     }
 
 
-# One alternative for each kind of message that was seen in logs and is about no memory;
-# a line holds those of one subject.  A new one begins with a case in
-# tests/corpora/oom_messages.json that is read wrongly without it.
-_NOT_MEMORY = (
-    r"out of resources?: ?(?:shared memory|registers)|shared memory, required"
-    r"|static tls|pseudo.?t[er]|\bptys?\b|\bport\b|address already"
-    r"|\bsockets?\b(?! ?#?\d)"  # "socket 0" is a processor's
-    r"|\bdisk\b(?! and memory\b)|no space left"
-    r"|(?<!memory\s)(?<!ram\s)(?<!hbm\s)quota|\brate limit|message larger than"
-    r"|file descriptors?"
-    r"|allocate resources|job submit|\bnode configuration|nodes are available"
-    r"|to m?lock (?:\w{1,12} )?memory"
-    r"|memory leak|leaked|free system memory|memory format|tokens? per"
-    r"|(?:memory|heap) corruption|invalid memory acc"
-    r"|\bcurrent mu ="  # V8 collects garbage
-    r"|out of bounds?|workspace memory to run|limited memory|\brecursion\b"
-    r"|hardware limit|no attribute|cannot import|is not defined"
-    r"|\bdata to\b|\brate (?:was |is )?exceeded|exceeded (?:\w{1,12} ){0,3}rate\b"
-    r"|too many requests|requests per|failed ?scheduling|scale-?up|insufficient cpu"
-    r"|memory.optimi[sz]ed|MDB_MAP_FULL|for your plan"
-    r"|memory set in kernel launch|shared memory banks?|to use tactic"
-    r"|\[GC \(|\bGC pause"
-    r"|walltime|\btime limit|run ?time limit|memory bandwidth|maximum object size"
-    r"|\b[a-z]{1,10}\.\w{1,40} ?\[?\d{1,12}\]? is too low"  # a setting of the kernel
-)
-NOT_MEMORY = compile_words(_NOT_MEMORY)
-"""What was short was something else."""
-_OTHER_SHORTAGES = tuple(compile_folded(row) for row in alternatives_of(_NOT_MEMORY))
+@functools.cache
+def _other_subjects() -> tuple[FoldedPattern, ...]:
+    """Give what is said where something else was short, from ``not_memory.txt``."""
+    rows = "|".join(pattern for _, pattern in read_table("not_memory.txt"))
+    return tuple(map(compile_folded, alternatives_of(rows)))
 
 
 def is_about_something_else(sentence: str) -> bool:
@@ -191,11 +168,26 @@ def is_about_something_else(sentence: str) -> bool:
     >>> is_about_something_else("no space left on disk")
     True
     """
+    return next(_other_subjects_in(sentence), None) is not None
+
+
+def words_about_something_else(sentence: str) -> str | None:
+    """Give the first words that say so; None where none do.
+
+    >>> words_about_something_else("there is no space left on disk")
+    'no space left'
+    """
+    first = min(_other_subjects_in(sentence), default=None)
+    return None if first is None else sentence[slice(*first)]
+
+
+def _other_subjects_in(sentence: str) -> Iterator[tuple[int, int]]:
     where = FoldedText.of(sentence)
-    return any(
-        shortage.can_match(where.small) and shortage.search(where) is not None
-        for shortage in _OTHER_SHORTAGES
-    )
+    for subject in _other_subjects():
+        if subject.can_match(where.small):
+            match = subject.search(where)
+            if match is not None:
+                yield match
 
 
 OTHER_THING = compile_words(
