@@ -8,36 +8,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.arguments import refuse_value, suggest_name
+from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
-from loaderkit.datasets.kinds import COUNTER_KINDS, NEST_KINDS, Kind
+from loaderkit.datasets.kinds import COUNTER_KINDS, Kind
+from loaderkit.datasets.missing_fields import MissingField, refuse_field_name
 from loaderkit.datasets.ragged_fields import field_shapes, joining_of
 from loaderkit.datasets.sizes import occurring, stored_bytes
-from loaderkit.datasets.structure import Leaf, Nest, Structure, is_graph
+from loaderkit.datasets.structure import (
+    Leaf,
+    Nest,
+    Structure,
+    fields_of_variant,
+    is_graph,
+)
 from loaderkit.errors import (
     DatasetError,
-    LoaderkitError,
     NoSuchAttributeError,
     NotChangeableError,
-    OptionError,
 )
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import TypeAlias
+    from collections.abc import Iterator
 
     from loaderkit.array_types import Ints
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.safe import SafeGraphDataset
-
-    StoreKey: TypeAlias = str | tuple[str, ...] | None
-    """A node type, an edge type, or None for what belongs to the graph as a whole."""
+    from loaderkit.datasets.structure import StoreKey
 
 
 def column_names(opened: OpenedCache) -> frozenset[str]:
@@ -53,7 +55,7 @@ def column_names(opened: OpenedCache) -> frozenset[str]:
     return frozenset(
         name
         for variant in opened.structure.variants
-        for name in _fields_of_variant(variant)
+        for name in fields_of_variant(variant)
     )
 
 
@@ -179,7 +181,7 @@ def fields_of_type(opened: OpenedCache, key: StoreKey) -> list[str]:
     names = [
         name
         for variant in opened.structure.variants
-        for name in _fields_of_variant(variant, key)
+        for name in fields_of_variant(variant, key)
     ]
     return list(dict.fromkeys(names))
 
@@ -205,16 +207,16 @@ def check_column(
     """
     given: object = name  # by who checks no types
     if not isinstance(given, str) and not are_names(given):
-        raise _not_a_name(opened, given)
+        raise refuse_field_name(opened, given)
     variants = opened.variants(rows)
     nbytes = 0
     for number in occurring(variants):
         held = rows[variants == number]
         variant = opened.structure.variants[number]
         # A field may be built differently from variant to variant, and take others.
-        node = _fields_of_variant(variant, key).get(name)
+        node = fields_of_variant(variant, key).get(name)
         if node is None:
-            raise _no_column(opened, number, name, int(held[0]), key)
+            raise MissingField(opened, number, name, int(held[0]), key).error()
         sample_bytes = stored_bytes(BatchGather(opened.store, held), node)
         # Fields of graphs lie end to end; of others each is padded to the longest.
         is_padded = isinstance(node, Leaf) and node.column.axis is not None
@@ -250,7 +252,7 @@ def join_column(
     """
     numbers = opened.variants(rows)
     fields = {
-        n: _fields_of_variant(opened.structure.variants[n])[name]
+        n: fields_of_variant(opened.structure.variants[n])[name]
         for n in occurring(numbers)
     }
     if len(fields) == 1:
@@ -290,7 +292,7 @@ def join_graph_column(
     assert isinstance(graph, Nest)
     # A graph that has this field alone, for the recipe that makes batches: so a column
     # is what a batch of all samples has, by the same code.
-    field = _fields_of_variant(graph, key)[name]
+    field = fields_of_variant(graph, key)[name]
     alone = Nest(Kind.STORE, keys=(name,), children=(field,))
     # PyG makes a store for each type, so the others are there, without fields.
     stores = tuple(alone if other == key else Nest(Kind.STORE) for other in graph.keys)
@@ -321,7 +323,7 @@ def join_labels(
     if number is None:
         return None
     graph = opened.structure.variants[number]
-    label = _fields_of_variant(graph).get("y") if is_graph(graph) else None
+    label = fields_of_variant(graph).get("y") if is_graph(graph) else None
     # A label that PyG stacks, or joins along another axis, is no row of classes.
     if not isinstance(label, Leaf) or label.column.axis not in {None, 0}:
         return None
@@ -333,24 +335,6 @@ def join_labels(
 
 
 _KINDS_OF_LABELS = frozenset({Kind.TENSOR, Kind.INT, Kind.FLOAT})
-
-
-def _fields_of_variant(
-    variant: Leaf | Nest, key: StoreKey = None
-) -> Mapping[str, Leaf | Nest]:
-    """Give the parts of a sample, or of one type in it, that have names."""
-    if isinstance(variant, Leaf):
-        return {}
-    if is_graph(variant):
-        store = dict(variant.items()).get(key)
-        if not isinstance(store, Nest):
-            return {}
-        return {str(name): node for name, node in store.items()}
-    if key is not None:
-        return {}
-    if not NEST_KINDS[variant.kind].has_named_parts:
-        return {}
-    return {name: node for name, node in variant.items() if isinstance(name, str)}
 
 
 def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
@@ -366,7 +350,7 @@ def stores_of(opened: OpenedCache) -> dict[Any, list[str]]:
     if variant is None or not is_graph(variant):
         return {}
     return {
-        key: sorted(_fields_of_variant(variant, key))
+        key: sorted(fields_of_variant(variant, key))
         for key in variant.keys
         if key is not None
     }
@@ -376,63 +360,3 @@ def are_names(index: object) -> bool:
     """Tell whether an index is a tuple of texts, as types of edges are."""
     is_tuple = isinstance(index, tuple) and bool(index)
     return is_tuple and all(isinstance(name, str) for name in index)  # type: ignore[attr-defined]
-
-
-def _not_a_name(opened: OpenedCache, given: object) -> OptionError:
-    option, names = "name", sorted(column_names(opened))
-    example = names[0] if names else "x"
-    return refuse_value(option, given, "the name of a field", example)
-
-
-def _no_column(
-    opened: OpenedCache, number: int, name: str, row: int, key: StoreKey
-) -> LoaderkitError:
-    variant = opened.structure.variants[number]
-    of_type = "" if key is None else f" of {key!r}"
-    message = f"Sample {row} of {opened.store.path} has no field {name!r}{of_type}."
-    types = []
-    if is_graph(variant):
-        types = [node_type for node_type in variant.keys if node_type is not None]
-    for node_type in types:
-        if key is None and name in _fields_of_variant(variant, node_type):
-            why = f"it is a field of {node_type!r}"
-            return DatasetError(message, why=why, fix=f"dataset[{node_type!r}].{name}")
-    if key is None and name in types:
-        why = "it is a type of the graphs, and not one of their fields"
-        return DatasetError(message, why=why, fix=f"dataset[{name!r}]")
-    having = [
-        v for v in opened.structure.variants if name in _fields_of_variant(v, key)
-    ]
-    if having:
-        message = f"Not all samples have a field {name!r}{of_type}: sample {row} of "
-        message += f"{opened.store.path} has none."
-        why = "a column has a value of each sample; None as a field of a graph is none"
-        field = f"{name!r} in sample" if key is None else f"{name!r} in sample[{key!r}]"
-        column = (
-            f"column({name!r})" if key is None else f"column({name!r}, of_type={key!r})"
-        )
-        fix = f"dataset.filter(lambda sample: {field}).{column}"
-        return DatasetError(message, why=why, fix=fix)
-    names = sorted(_fields_of_variant(variant, key))
-    given: object = name  # a type of edges is a tuple
-    if not isinstance(given, str):
-        return _not_a_name(opened, given)
-    outer, dot, inner = name.replace("/", ".").partition(".")
-    if dot and outer in names:
-        why = f"{outer!r} is a field, and {inner!r} is probably within it"
-        steps = "".join(f"[{step!r}]" for step in inner.split("."))
-        return DatasetError(message, why=why, fix=f"dataset[{outer!r}]{steps}")
-    if name.isdecimal() and int(name) < len(opened.store):
-        why = "a text asks for a field, and a number for a sample"
-        return DatasetError(message, why=why, fix=f"dataset[{int(name)}]")
-    if names:
-        why = f"its fields are {', '.join(names)}"
-        if types and key is None:
-            why += f", and its types are {', '.join(map(repr, types))}"
-            names += [node_type for node_type in types if isinstance(node_type, str)]
-        return DatasetError(message, why=why, fix=suggest_name(name, names))
-    if types:
-        why = f"fields of its graphs belong to a type: {types}"
-        return DatasetError(message, why=why, fix=f"dataset[{types[0]!r}]")
-    why = "its samples are no dicts, and have no fields with names"
-    return DatasetError(message, why=why, fix="dataset.batch(range(len(dataset)))")

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.remote import RemoteCache
     from loaderkit.cache.shards import Checksums
-    from loaderkit.datasets.columns import StoreKey
     from loaderkit.datasets.opened import OpenedCache
     from loaderkit.datasets.pack_options import PackOptions
+    from loaderkit.datasets.structure import StoreKey
     from loaderkit.memory.page_locked import PageLockedBatch
 
 T = TypeVar("T", default=Any)

@@ -51,6 +51,9 @@ INCREMENT_BY_PYG: Final = "?"
 _MOST_NDIM = 32
 """HDF5's limit of axes."""
 
+StoreKey: TypeAlias = "str | tuple[str, ...] | None"
+"""A node type, an edge type, or None for what belongs to the graph as a whole."""
+
 
 class Leaf(NamedTuple):
     """One value of a sample, kept in a column of its own.
@@ -110,6 +113,29 @@ def leaves_of(node: Node) -> Iterator[Leaf]:
 def is_graph(node: Node) -> TypeGuard[Nest]:
     """Tell whether a sample is a graph, rather than a nest that may hold some."""
     return isinstance(node, Nest) and node.kind is Kind.GRAPH
+
+
+def fields_of_variant(
+    variant: Leaf | Nest, key: StoreKey = None
+) -> Mapping[str, Leaf | Nest]:
+    """Give the parts of a sample, or of one type in it, that have names.
+
+    Args:
+        variant: What the sample is made of.
+        key: A type of nodes or edges; None for fields of whole samples.
+    """
+    if isinstance(variant, Leaf):
+        return {}
+    if is_graph(variant):
+        store = dict(variant.items()).get(key)
+        if not isinstance(store, Nest):
+            return {}
+        return {str(name): node for name, node in store.items()}
+    if key is not None:
+        return {}
+    if not NEST_KINDS[variant.kind].has_named_parts:
+        return {}
+    return {name: node for name, node in variant.items() if isinstance(name, str)}
 
 
 def written_keys_of(kind: Kind, keys: tuple[Any, ...]) -> tuple[str, ...] | None:

@@ -1,0 +1,177 @@
+"""Why a sample of a cache has no such field, and what to write in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from loaderkit.arguments import refuse_value, suggest_name
+from loaderkit.datasets.structure import fields_of_variant, is_graph
+from loaderkit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.structure import Leaf, Nest, StoreKey
+    from loaderkit.errors import LoaderkitError, OptionError
+
+
+@dataclass(frozen=True)
+class MissingField:
+    """A field that was asked for, and a sample that has none of its name."""
+
+    opened: OpenedCache
+    """The cache."""
+    number: int
+    """Number of the sample's variant."""
+    name: str
+    """The field."""
+    row: int
+    """The sample."""
+    key: StoreKey
+    """The type that the field should belong to; None for fields of whole samples."""
+
+    @property
+    def variant(self) -> Leaf | Nest:
+        """What the sample is made of."""
+        return self.opened.structure.variants[self.number]
+
+    @property
+    def names(self) -> list[str]:
+        """The fields that the sample has, of the same type."""
+        return sorted(fields_of_variant(self.variant, self.key))
+
+    @property
+    def types(self) -> list[str | tuple[str, ...]]:
+        """The types of nodes and edges that the sample has."""
+        if not is_graph(self.variant):
+            return []
+        return [key for key in self.variant.keys if key is not None]
+
+    def error(self) -> LoaderkitError:
+        """Return what to raise."""
+        given: object = self.name  # a type of edges is a tuple
+        questions = _QUESTIONS if isinstance(given, str) else _QUESTIONS_ABOUT_TYPES
+        answers = filter(None, (question(self) for question in questions))
+        answer = next(answers, None)  # of the first that knows
+        if answer is None:
+            return refuse_field_name(self.opened, given)
+        return DatasetError(answer.what or self._what(), why=answer.why, fix=answer.fix)
+
+    def _what(self) -> str:
+        of_type = "" if self.key is None else f" of {self.key!r}"
+        path = self.opened.store.path
+        return f"Sample {self.row} of {path} has no field {self.name!r}{of_type}."
+
+
+class _Answer(NamedTuple):
+    why: str
+    fix: str
+    what: str = ""
+    """In the place of "Sample 3 of CACHE has no field 'x'."."""
+
+
+def _is_of_a_type(missing: MissingField) -> _Answer | None:
+    if missing.key is not None:
+        return None
+    for key in missing.types:
+        if missing.name in fields_of_variant(missing.variant, key):
+            return _Answer(
+                f"it is a field of {key!r}", f"dataset[{key!r}].{missing.name}"
+            )
+    return None
+
+
+def _is_a_type(missing: MissingField) -> _Answer | None:
+    if missing.key is not None or missing.name not in missing.types:
+        return None
+    why = "it is a type of the graphs, and not one of their fields"
+    return _Answer(why, f"dataset[{missing.name!r}]")
+
+
+def _others_have_it(missing: MissingField) -> _Answer | None:
+    name, key = missing.name, missing.key
+    variants = missing.opened.structure.variants
+    if not any(name in fields_of_variant(variant, key) for variant in variants):
+        return None
+    of_type = "" if key is None else f" of {key!r}"
+    what = f"Not all samples have a field {name!r}{of_type}: sample {missing.row} of "
+    what += f"{missing.opened.store.path} has none."
+    why = "a column has a value of each sample; None as a field of a graph is none"
+    has_it = f"{name!r} in sample" if key is None else f"{name!r} in sample[{key!r}]"
+    asked = f"column({name!r})" if key is None else f"column({name!r}, of_type={key!r})"
+    return _Answer(why, f"dataset.filter(lambda sample: {has_it}).{asked}", what)
+
+
+def _is_a_path(missing: MissingField) -> _Answer | None:
+    outer, dot, inner = missing.name.replace("/", ".").partition(".")
+    if not dot or outer not in missing.names:
+        return None
+    why = f"{outer!r} is a field, and {inner!r} is probably within it"
+    steps = "".join(f"[{step!r}]" for step in inner.split("."))
+    return _Answer(why, f"dataset[{outer!r}]{steps}")
+
+
+def _is_the_number_of_a_sample(missing: MissingField) -> _Answer | None:
+    name = missing.name
+    if not name.isdecimal() or int(name) >= len(missing.opened.store):
+        return None
+    why = "a text asks for a field, and a number for a sample"
+    return _Answer(why, f"dataset[{int(name)}]")
+
+
+def _has_other_fields(missing: MissingField) -> _Answer | None:
+    names = missing.names
+    if not names:
+        return None
+    why = f"its fields are {', '.join(names)}"
+    if missing.types and missing.key is None:
+        why += f", and its types are {', '.join(map(repr, missing.types))}"
+        names += [key for key in missing.types if isinstance(key, str)]
+    return _Answer(why, suggest_name(missing.name, names))
+
+
+def _has_types_alone(missing: MissingField) -> _Answer | None:
+    if not missing.types:
+        return None
+    why = f"fields of its graphs belong to a type: {missing.types}"
+    return _Answer(why, f"dataset[{missing.types[0]!r}]")
+
+
+def _has_no_fields(missing: MissingField) -> _Answer | None:
+    del missing
+    why = "its samples are no dicts, and have no fields with names"
+    return _Answer(why, "dataset.batch(range(len(dataset)))")
+
+
+_QUESTIONS_ABOUT_TYPES: tuple[Callable[[MissingField], _Answer | None], ...] = (
+    _is_of_a_type,
+    _is_a_type,
+)
+_QUESTIONS: tuple[Callable[[MissingField], _Answer | None], ...] = (
+    *_QUESTIONS_ABOUT_TYPES,
+    _others_have_it,
+    _is_a_path,
+    _is_the_number_of_a_sample,
+    _has_other_fields,
+    _has_types_alone,
+    _has_no_fields,
+)
+"""In this order; the last always knows."""
+
+
+def refuse_field_name(opened: OpenedCache, given: object) -> OptionError:
+    """Return what to raise for what is no name of a field.
+
+    Args:
+        opened: The cache.
+        given: What was given in the place of a name.
+    """
+    names = sorted(
+        name
+        for variant in opened.structure.variants
+        for name in fields_of_variant(variant)
+    )
+    example = names[0] if names else "x"
+    return refuse_value("name", given, "the name of a field", example)
