@@ -1,7 +1,8 @@
 """Does memory grow from epoch to epoch, what grows, and who holds it?
 
-Read ``trend`` first (does one series grow; pure) with ``late_growth`` (has it just
-begun), then ``counter_trend`` and ``verdict`` (all counters and what was seen besides;
+Read ``trend`` first (does one series grow; pure), which asks ``significance`` (is the
+growth clear of its ``noise``), ``shapes`` (has it ended), ``saws_and_stairs`` and
+``late_growth`` (has it just begun), then ``counter_trend`` and ``verdict`` (all counters and what was seen besides;
 pure), ``watch`` and ``shared_files`` (read the counters), ``census`` and ``blame``
 (which objects became more: a file in ``finders`` for each cause), ``trace`` (which
 lines allocate), ``investigate`` (puts it together), ``run`` (a run, and what of it was

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.errors import LeakError, LeakWarning, NotJudgedWarning, OptionError
 from loaderkit.leaks.investigate import build_report
+from loaderkit.leaks.noise import FEWEST_READINGS
 from loaderkit.leaks.trace import allocation_sites
-from loaderkit.leaks.trend import FEWEST_EPOCHS, FEWEST_READINGS, NEEDS_MORE, STEADY
+from loaderkit.leaks.trend import FEWEST_EPOCHS, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import judge_counters, overall
 from loaderkit.leaks.watch import EpochRecorder
 from loaderkit.units import count_of, format_amount, format_bytes

@@ -21,8 +21,8 @@ from loaderkit.leaks.counter_trend import (
     thin_out,
 )
 from loaderkit.leaks.growth import explains
+from loaderkit.leaks.noise import FEWEST_READINGS
 from loaderkit.leaks.trend import (
-    FEWEST_READINGS,
     LEAKING,
     NEEDS_MORE,
     STEADY,

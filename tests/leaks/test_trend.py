@@ -7,8 +7,9 @@ import statistics
 
 import pytest
 
+from loaderkit.leaks.noise import theil_sen
 from loaderkit.leaks.report import LeakReport
-from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, fit_trend, theil_sen
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY, fit_trend
 from loaderkit.leaks.verdict import epochs_until, judge_counters, overall
 from loaderkit.memory.counters import WorkerName
 
