@@ -775,37 +775,64 @@ def _attribute_texts(
     """
     kind = owner if isinstance(owner, type) else type(owner)
     for base in kind.__mro__:
-        member = vars(base).get(name)
-        if isinstance(member, property):
-            member = member.fget
-        elif isinstance(member, functools.cached_property):
-            member = member.func
-        member = getattr(member, "__func__", member)
-        if _is_wrapper(member):
-            member = member.__wrapped__
-        if isinstance(member, types.FunctionType):
-            if is_users_code(member):
-                yield from _code_texts(types.MethodType(member, owner), visited)
-        elif is_users_code(base) and name in vars(base):
-            if (text := constant_text(member)) is not None:
-                yield f"{base.__name__}.{name}={text}"
-            if isinstance(member, str | PurePath):
-                visited.paths.append(member)
-            where = f"{base.__module__}.{base.__qualname__}.{name}"
-            yield from _variable_texts(member, base, name, where, visited, read)
+        if name in vars(base):
+            yield from _member_texts(owner, base, name, visited, read)
 
-    if name in getattr(kind, "_PACKED_WITHOUT", ()) or isinstance(owner, type):
+    is_left_out = name in getattr(kind, "_PACKED_WITHOUT", ())
+    if is_left_out or isinstance(owner, type):
         return
     value = _stored_value(owner, name)
-    where = f"{place or _place_of(kind)}.{name}"
+    held = _Held(f"{place or _place_of(kind)}.{name}", value, name=name, owner=owner)
     if _attributes_alone(value, read) is not None:
-        held = _Held(where, value, name=name, owner=owner)
         yield from _held_or_attribute_texts(held, visited, read)
     elif owner is visited.loads_for:
         yield from _state_texts(value, name, visited, f"self.{name}")
     elif value is not None and (id(owner), name) not in visited:
         visited.add((id(owner), name))
-        visited.held.append(_Held(where, value, name=name, owner=owner))
+        visited.held.append(held)
+
+
+def _member_texts(
+    owner: object,
+    base: type,
+    name: str,
+    visited: _Visited,
+    read: AttributePaths | None,
+) -> Iterator[str]:
+    """Follow what one of the classes of an object has under a name.
+
+    Args:
+        owner: The object, or the class of a class method.
+        base: The class.
+        name: Name of the method, property or variable.
+        visited: What is not followed again.
+        read: What code reads of the value; None for all that it holds.
+
+    Yields:
+        Texts to be hashed; none for what a library's class has.
+    """
+    member = vars(base)[name]
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, functools.cached_property):
+        member = member.func
+    member = getattr(member, "__func__", member)  # of a class or static method
+    if _is_wrapper(member):
+        member = member.__wrapped__
+    if isinstance(member, types.FunctionType):
+        # A library's class may have a function of the user's.
+        if is_users_code(member):
+            yield from _code_texts(types.MethodType(member, owner), visited)
+        return
+    if not is_users_code(base):
+        return
+
+    if (text := constant_text(member)) is not None:
+        yield f"{base.__name__}.{name}={text}"
+    if isinstance(member, str | PurePath):
+        visited.paths.append(member)
+    where = f"{base.__module__}.{base.__qualname__}.{name}"
+    yield from _variable_texts(member, base, name, where, visited, read)
 
 
 def _state_texts(
