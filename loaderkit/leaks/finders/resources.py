@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.growth import RESOURCES, Growth
+from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory import process
 
 if TYPE_CHECKING:
@@ -100,14 +103,67 @@ def _list_threads() -> Iterable[str]:
     return [_describe_thread(thread) for thread in threading.enumerate()]
 
 
+_NAME_OF_PYTHON = re.compile(r"Thread-\d+( \(.*\))?|MainThread")
+"""What threads are called that nobody gave a name."""
+
+
 def _describe_thread(thread: threading.Thread) -> str:
+    """Say what a thread runs, what it is called, and where it was made if known.
+
+    >>> thread = threading.Thread(target=print, name="prefetch 12")
+    >>> _describe_thread(thread)
+    "thread 'prefetch N' of print"
+    """
+    name, text = thread.name, "thread"
+    if not _NAME_OF_PYTHON.fullmatch(name):
+        text += f" {re.sub('[0-9]+', 'N', name)!r}"
+    function = _function_of(thread)
+    if function is not None:
+        text += f" of {_name_in_file(function)}"
+    made_at = _line_that_made(thread)
+    if made_at:
+        text += f", made in {made_at}"
+    return text if text != "thread" else "threads without a name"
+
+
+def _function_of(thread: threading.Thread) -> Callable[..., Any] | None:
+    """Give what a thread runs; None where that is not known."""
+    run = type(thread).run
+    if isinstance(thread, threading.Timer):
+        return _without_partial(thread.function)
+    if run is not threading.Thread.run:
+        return run  # of a subclass
     # Python keeps what a thread runs under a private name, and drops it at the end.
-    target = getattr(thread, "_target", None)
-    code = getattr(target, "__code__", None)
-    if target is None or code is None:
-        return f"thread {re.sub('[0-9]+', 'N', thread.name)}"
-    location = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-    return f"thread of {target.__qualname__} ({location})"
+    return _without_partial(getattr(thread, "_target", None))
+
+
+def _without_partial(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _name_in_file(function: Callable[..., Any]) -> str:
+    """Name a function, with its file and line where Python has its code."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        # An object with __call__, or a function that is written in C.
+        code = getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
+    if code is None:
+        return str(name)
+    return f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def _line_that_made(thread: threading.Thread) -> str:
+    """Name the user's line that made a thread; empty unless tracemalloc saw it."""
+    frames = tracemalloc.get_object_traceback(thread) or ()
+    lines = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in frames
+        if not is_library_file(frame.filename) and not is_own_file(frame.filename)
+    ]
+    return lines[-1] if lines else ""
 
 
 def _list_children() -> Iterable[str]:
