@@ -126,7 +126,7 @@ def _describe_thread(thread: threading.Thread) -> str:
     return text if text != "thread" else "threads without a name"
 
 
-def _function_of(thread: threading.Thread) -> Callable[..., Any] | None:
+def _function_of(thread: threading.Thread) -> Any:
     """Give what a thread runs; None where that is not known."""
     run = type(thread).run
     if isinstance(thread, threading.Timer):
@@ -143,7 +143,7 @@ def _without_partial(function: Any) -> Any:
     return function
 
 
-def _name_in_file(function: Callable[..., Any]) -> str:
+def _name_in_file(function: Any) -> str:
     """Name a function, with its file and line where Python has its code."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
