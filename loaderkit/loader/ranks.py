@@ -47,10 +47,13 @@ _LAUNCHERS = (
     _LauncherVariables("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
     _LauncherVariables("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     _LauncherVariables("srun", "SLURM_PROCID", "SLURM_NTASKS"),
-    # PMIx tells each process its number alone, and how many there are when asked.
-    _LauncherVariables("mpirun", "PMIX_RANK", "PMIX_SIZE"),
 )
-"""Where to look for a rank, the innermost launcher first."""
+"""Where to look for a rank, the innermost launcher first.
+
+What these launchers set was seen on 2026-11-27 with torchrun, Open MPI 4.1, MPICH 4.0
+and Slurm 22.05 (``tests/loader/launched_processes.py``).  Of the others it was looked
+up: in the sources of Horovod, Flux, MVAPICH 2 and libfabric (of Platform MPI), and for
+jsrun, PALS and MVAPICH 3 in programs that read them, such as DeepSpeed."""
 
 _LOCAL_RANKS = (
     "LOCAL_RANK",
@@ -60,6 +63,7 @@ _LOCAL_RANKS = (
     "MV2_COMM_WORLD_LOCAL_RANK",
     "MVP_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
     "PALS_LOCAL_RANKID",
     "JSM_NAMESPACE_LOCAL_RANK",
     "FLUX_TASK_LOCAL_ID",
@@ -73,13 +77,15 @@ _NODE_RANKS = (
     "GROUP_RANK",
     "PET_NODE_RANK",
     "HOROVOD_CROSS_RANK",
+    "PALS_NODEID",
     "SLURM_NODEID",
 )
-"""Variables that say which node this is.  torchrun sets the first two beside ``RANK``;
-Kubeflow the third, for a torchrun that it starts."""
+"""Variables that say which node this is.  Lightning sets the first, torchrun the second
+beside ``RANK``; Kubeflow the third, for a torchrun that it starts."""
 
-_RANKS_WITHOUT_SIZE = ("PALS_RANKID", "ALPS_APP_PE")
-"""Which process of all this is, where no variable says how many there are: Cray's."""
+_RANKS_WITHOUT_SIZE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE")
+"""Which process of all this is, where no variable says how many there are: that of
+PMIx, which tells that when it is asked, and Cray's."""
 
 _SIZES_WITHIN = (
     "LOCAL_WORLD_SIZE",
@@ -90,6 +96,7 @@ _SIZES_WITHIN = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "MVP_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
+    "PMI_LOCAL_SIZE",
     "PALS_LOCAL_SIZE",
     "JSM_NAMESPACE_LOCAL_SIZE",
 )

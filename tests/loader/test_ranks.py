@@ -14,6 +14,7 @@ import torch
 from data import Noisy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launched_processes import PROCESSES
 from process_groups import NOT_CONNECTED, connected, launched, rank_variables
 from torch.utils.data import (
     BatchSampler,
@@ -681,6 +682,17 @@ def test_a_launchers_variables_that_do_not_say_enough_are_refused():
     assert launched_ranks({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).world_size == 1
 
 
+@pytest.mark.parametrize("launcher", PROCESSES)
+def test_what_launchers_were_seen_to_set_is_read(launcher):
+    environment, wanted = PROCESSES[launcher]
+    if wanted is None:
+        with pytest.raises(LoaderError, match="was not started by srun"):
+            launched_ranks(environment)
+        return
+    ranks = launched_ranks(environment)
+    assert (ranks.rank, ranks.world_size) == wanted
+
+
 TOLD_BY_HALF = [
     {"RANK": "0"},
     {"RANK": "x"},
@@ -692,6 +704,10 @@ TOLD_BY_HALF = [
     {"NODE_RANK": "1"},
     {"PET_NODE_RANK": "1"},
     {"PALS_RANKID": "1"},
+    {"PALS_NODEID": "1"},
+    {"PMIX_RANK": "1"},
+    {"PMI_LOCAL_RANK": "1"},
+    {"PMI_LOCAL_SIZE": "2"},
     {"ALPS_APP_PE": "3"},
     *({rank: "1"} for rank, _ in LAUNCHERS.values()),
     *({size: "3"} for name, (_, size) in LAUNCHERS.items() if name != "srun"),
