@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 
 from loaderkit.answers import answer_wrong_calls
+from loaderkit.errors import LoaderError
+from loaderkit.loader.delivery import Resumption
+from loaderkit.loader.epochs import LoaderEpoch, TakenBatch
+from loaderkit.loader.loader_state import Standing
 from loaderkit.loader.page_locking import answers_operators
+from loaderkit.loader.planned import PlannedLoader
+from loaderkit.loader.resumable import Position
 from loaderkit.memory.probes import read_capability
 from loaderkit.nests import dense_parts, flatten, map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+
+    from loaderkit.loader.loader_state import Progress
 
 
 class StreamModule(Protocol):
@@ -62,14 +72,29 @@ class DevicePrefetcher:
         # made or unpickled; looking for them on self.loader would come back here.
         if name in {"loader", "device", "capability"}:
             raise AttributeError(name)
-        return getattr(self.loader, name)
+        value = getattr(self.loader, name)
+        counts_given = isinstance(self.loader, PlannedLoader)
+        if name == "state_dict" and self.capability.asynchronous and not counts_given:
+            return functools.partial(_refuse_state, self.loader)
+        return value
 
     def __iter__(self) -> Iterator[Any]:
         host_batches = iter(self.loader)
         if not self.capability.asynchronous:
-            return (move(batch, self.device) for batch in host_batches)
+            return MovedBatches(host_batches, self.device)
         device_module = torch.get_device_module(self.device.type)
-        return copy_beside_compute(host_batches, self.device, device_module)
+        return CopiedBatches(host_batches, self.device, device_module)
+
+
+def _refuse_state(loader: Any) -> NoReturn:
+    """Refuse the state of a loader that counts the batch that is copied ahead as given.
+
+    Who went on from it would lose that batch.
+    """
+    message = f"DevicePrefetcher cannot tell the state of a {type(loader).__name__}."
+    why = "it counts the batch that is copied ahead as given to the loop"
+    fix = "DevicePrefetcher(loaderkit.build_loader(dataset), device)"
+    raise LoaderError(message, why=why, fix=fix)
 
 
 def page_locked(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,52 +118,138 @@ _NO_BATCH = object()
 """Stands for the end; a batch may be None."""
 
 
-def copy_beside_compute(
-    host_batches: Iterator[Any],
-    device: torch.device,
-    device_module: StreamModule,
-    page_lock: Callable[[torch.Tensor], torch.Tensor] = page_locked,
-) -> Iterator[Any]:
-    """Copy each batch on a stream of its own, one ahead.
+class _HostBatches:
+    """Takes batches of a loader, and says which of them the loop was given.
+
+    Args:
+        batches: An iterator over batches on the host.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self.progress: Progress | _NoProgress = _NoProgress()
+        """Its ``standing`` is set as a batch is given: the last thing that is done, and
+        no call, as in ``LoaderEpoch``."""
+        if isinstance(batches, LoaderEpoch):
+            self.progress = batches.progress
+
+    def take(self) -> TakenBatch | None:
+        """Take the next batch; None at the end."""
+        if isinstance(self._batches, LoaderEpoch):
+            try:
+                return self._batches.take()
+            except StopIteration:
+                return None
+        batch = next(self._batches, _NO_BATCH)
+        return None if batch is _NO_BATCH else TakenBatch(batch, _NOWHERE)
+
+
+_NOWHERE = Standing(Position(), Resumption())
+"""Where a loader stands that does not count its batches for us."""
+
+
+class _NoProgress:
+    """Stands for what counts the batches of a loader, where nothing does."""
+
+    standing = _NOWHERE
+
+
+class MovedBatches(Iterator[Any]):
+    """The batches of a loader, each moved to a device as it is asked for.
+
+    Args:
+        host_batches: On the host.
+        device: Where they go.
+    """
+
+    def __init__(self, host_batches: Iterator[Any], device: torch.device) -> None:
+        self._host_batches, self._device = _HostBatches(host_batches), device
+
+    def __next__(self) -> Any:
+        taken = self._host_batches.take()
+        if taken is None:
+            raise StopIteration
+        batch = move(taken.batch, self._device)
+        self._host_batches.progress.standing = taken.standing
+        return batch
+
+
+class CopiedBatches(Iterator[Any]):
+    """The batches of a loader, copied on a stream of its own, one ahead.
+
+    The current stream waits for each.  An error of the loader, or of a copy, is raised
+    where its batch would have come, and the batch before it is given first.
 
     Args:
         host_batches: On the host.
         device: Where they go.
         device_module: torch's module of that kind of device, such as ``torch.cuda``.
         page_lock: Copies a tensor to page-locked memory.
-
-    Yields:
-        The batches, on the device; the current stream waits for each.
     """
-    copy_stream = device_module.Stream(device)
 
-    def copy_next() -> Any:
-        host_batch = next(host_batches, _NO_BATCH)
-        if host_batch is _NO_BATCH:
-            return _NO_BATCH
-        with device_module.stream(copy_stream):
-            return move(host_batch, device, page_lock=page_lock)
+    def __init__(
+        self,
+        host_batches: Iterator[Any],
+        device: torch.device,
+        device_module: StreamModule,
+        page_lock: Callable[[torch.Tensor], torch.Tensor] = page_locked,
+    ) -> None:
+        self._host_batches = _HostBatches(host_batches)
+        self._device, self._device_module = device, device_module
+        self._page_lock = page_lock
+        self._copy_stream = device_module.Stream(device)
+        self._copies_must_wait = False
+        self._next: TakenBatch | Exception | None = None
+        self._has_begun = False
 
-    copies_must_wait = False
-    next_batch = copy_next()
-    while next_batch is not _NO_BATCH:
-        batch = next_batch
-        # Asked for each time: the training may have changed streams meanwhile.
-        compute_stream = device_module.current_stream(device)
-        compute_stream.wait_stream(copy_stream)
-        # Not all() of a generator, which would stop at the first that is not recorded.
-        recorded = [
-            _record_use(leaf, compute_stream, device) for leaf in flatten(batch)
-        ]
-        copies_must_wait = copies_must_wait or not all(recorded)
-        if copies_must_wait:
-            # Memory whose use was not recorded may be given to the next copy as soon as
-            # the batch is let go, while the step that reads it is still queued.
-            copy_stream.wait_stream(compute_stream)
+    def __next__(self) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            self._next = self._copy_next()
+        copied = self._next
+        if copied is None:
+            raise StopIteration
+        if isinstance(copied, Exception):
+            # Whoever catches it may read on, as from the loader itself.
+            self._next, self._has_begun = None, False
+            raise copied
+
+        self._wait_for_copy(copied.batch)
         # The next copy starts before this batch is given, so that it runs beside the
         # step.
-        next_batch = copy_next()
-        yield batch
+        self._next = self._copy_next()
+        self._host_batches.progress.standing = copied.standing
+        return copied.batch
+
+    def _copy_next(self) -> TakenBatch | Exception | None:
+        try:
+            taken = self._host_batches.take()
+            if taken is None:
+                return None
+            with self._device_module.stream(self._copy_stream):
+                batch = move(taken.batch, self._device, page_lock=self._page_lock)
+        except Exception as error:  # noqa: BLE001 -- raised in its turn
+            return error
+        return TakenBatch(batch, taken.standing)
+
+    def _wait_for_copy(self, batch: Any) -> None:
+        """Have the step that reads a batch wait for its copy, and the next copy for it.
+
+        Args:
+            batch: On the device.
+        """
+        # Asked for each time: the training may have changed streams meanwhile.
+        compute_stream = self._device_module.current_stream(self._device)
+        compute_stream.wait_stream(self._copy_stream)
+        # Not all() of a generator, which would stop at the first that is not recorded.
+        recorded = [
+            _record_use(leaf, compute_stream, self._device) for leaf in flatten(batch)
+        ]
+        self._copies_must_wait = self._copies_must_wait or not all(recorded)
+        if self._copies_must_wait:
+            # Memory whose use was not recorded may be given to the next copy as soon as
+            # the batch is let go, while the step that reads it is still queued.
+            self._copy_stream.wait_stream(compute_stream)
 
 
 def _record_use(leaf: Any, stream: Any, device: torch.device) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loaderkit.answers import no_such_attribute
 from loaderkit.cache.download_ahead import DownloadAhead
@@ -20,7 +20,7 @@ from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.worker_deaths import WorkerDeaths
 
 if TYPE_CHECKING:
-    from loaderkit.loader.loader_state import Progress
+    from loaderkit.loader.loader_state import Progress, Standing
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.resumable import Position
     from loaderkit.loader.user_batches import UserBatches
@@ -80,6 +80,14 @@ def announce_downloads(loader: IteratedLoader, start: Position) -> DownloadAhead
         return None
 
 
+class TakenBatch(NamedTuple):
+    """A batch that the loop was not given yet."""
+
+    batch: Any
+    standing: Standing
+    """Where the iteration stands once it is given."""
+
+
 class LoaderEpoch(Iterator[Any]):
     """Batches of one epoch: counted, and ended tidily whatever happens.
 
@@ -104,6 +112,7 @@ class LoaderEpoch(Iterator[Any]):
         downloads: DownloadAhead | None,
     ) -> None:
         self.progress = progress
+        self._last_taken = progress.standing
         self._torch_iterator = torch_iterator
         self._ends_workers = ends_workers
         self._batches = loader.batches
@@ -160,26 +169,35 @@ class LoaderEpoch(Iterator[Any]):
             raise no_such_attribute(self, name)
 
     def __next__(self) -> Any:
-        delivery = self._next_delivery()
-        if isinstance(delivery.batch, Failure | LocalFailure):
-            raise delivery.batch.rebuilt()
-        is_stream = self._batches is None
-        standing = self.progress.standing.after(delivery, numbered=not is_stream)
-        given = standing.position.batches
-        if self._download_ahead is not None:
-            self._download_ahead.advance(given)
-        if is_stream:
-            self._check_length(given)
-        if self._equal_batches is not None and not self._equal_batches.note(
-            delivery.batch, stacklevel=2
-        ):
-            self._equal_batches = None
-        batch = delivery.batch
+        batch, standing = self.take()
         # The last that is done, and no call between it and the return, where Python
         # looks for signals: a batch that an exception (Ctrl-C, a worker's death) keeps
         # from the loop is not counted, so that a state saved then goes on with it.
         self.progress.standing = standing
         return batch
+
+    def take(self) -> TakenBatch:
+        """Take the next batch without counting it as given to the loop.
+
+        For whoever takes one before the loop gets the last; ``progress.standing`` is to
+        be set when it does.
+        """
+        delivery = self._next_delivery()
+        if isinstance(delivery.batch, Failure | LocalFailure):
+            raise delivery.batch.rebuilt()
+        is_stream = self._batches is None
+        standing = self._last_taken.after(delivery, numbered=not is_stream)
+        taken = standing.position.batches
+        if self._download_ahead is not None:
+            self._download_ahead.advance(taken)
+        if is_stream:
+            self._check_length(taken)
+        if self._equal_batches is not None and not self._equal_batches.note(
+            delivery.batch, stacklevel=3
+        ):
+            self._equal_batches = None
+        self._last_taken = standing
+        return TakenBatch(delivery.batch, standing)
 
     def _next_delivery(self) -> Delivery:
         """Wait for the next delivery with a batch, or explain why none will come."""

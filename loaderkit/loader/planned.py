@@ -259,7 +259,7 @@ class PlannedLoader(DataLoader[Any]):
     def check_length(self, batches: int) -> None:
         """Warn where an iterable dataset gives more than ``len(loader)`` said."""
         if self._told_length is not None:
-            self._told_length.check(batches, stacklevel=4)
+            self._told_length.check(batches, stacklevel=5)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next.

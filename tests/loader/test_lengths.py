@@ -205,10 +205,14 @@ def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():
     assert len(loader) == 6
 
     with (
-        pytest.warns(RuntimeWarning, match="give the same batches"),
-        pytest.warns(UserWarning, match="each of its workers reads all of it"),
+        pytest.warns(RuntimeWarning, match="give the same batches") as first,
+        pytest.warns(
+            UserWarning, match="each of its workers reads all of it"
+        ) as second,
     ):
         list(loader)
+    # Where the loop is.
+    assert {warning.filename for warning in [*first, *second]} == {__file__}
 
 
 def test_uneven_parts_of_workers_are_no_reason_to_warn():

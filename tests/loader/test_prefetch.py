@@ -1,8 +1,10 @@
 """Batches ahead of time: in order, owned, and without a trace when a loop is left."""
 
 import contextlib
+import dataclasses
 import gc
 import io
+import itertools
 import threading
 import time
 import warnings
@@ -19,9 +21,10 @@ from torch.masked import MaskedTensor
 from torch_geometric.data import Batch, HeteroData
 
 from loaderkit import build_loader
+from loaderkit.errors import LoaderError
 from loaderkit.loader.device_prefetch import (
+    CopiedBatches,
     DevicePrefetcher,
-    copy_beside_compute,
     move,
     page_locked,
 )
@@ -237,7 +240,7 @@ def test_the_next_batch_is_copied_before_the_last_is_done(monkeypatch):
         "record_stream",
         lambda _, s: module.log.append(f"used by {s.name}"),
     )
-    copies = copy_beside_compute(
+    copies = CopiedBatches(
         iter([torch.ones(1), torch.ones(2)]), torch.device("cpu"), module, lambda t: t
     )
 
@@ -284,7 +287,7 @@ def recorded(monkeypatch):
 def copy_with_log(batches):
     """Copy batches as a card's prefetcher does; give them, and what streams did."""
     module = FakeModule()
-    copies = copy_beside_compute(
+    copies = CopiedBatches(
         iter(batches), torch.device("cpu"), module, lambda tensor: tensor
     )
     return list(copies), module.log
@@ -357,7 +360,7 @@ def test_a_batch_is_not_held_once_it_is_given(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     batches = ([torch.ones(3)] for _ in range(3))
     device = torch.device("cpu")
-    copies = copy_beside_compute(batches, device, FakeModule(), lambda t: t)
+    copies = CopiedBatches(batches, device, FakeModule(), lambda t: t)
 
     first = next(copies)[0]
     seen = weakref.ref(first)
@@ -368,10 +371,91 @@ def test_a_batch_is_not_held_once_it_is_given(monkeypatch):
     assert seen() is None
 
 
+class FailsOnce(torch.utils.data.Dataset):
+    """Twelve numbers, of which reading one fails the first time."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        if row == self.row:
+            self.row = None
+            raise KeyError(row)
+        return torch.tensor(row)
+
+
+def copied_as_on_a_card(loader):
+    def unchanged(tensor):
+        return tensor
+
+    return CopiedBatches(iter(loader), torch.device("cpu"), FakeModule(), unchanged)
+
+
+def moved_when_asked(loader):
+    return iter(DevicePrefetcher(loader, "cpu"))
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("moved", [copied_as_on_a_card, moved_when_asked])
+@pytest.mark.parametrize("given", range(5))
+def test_a_state_goes_on_behind_what_the_loop_was_given_not_what_was_copied(
+    moved, given
+):
+    def make():
+        return build_loader(FailsOnce(None), batch_size=3, num_workers=0, seed=0)
+
+    loader = make()
+    batches = moved(loader)
+    first = [batch.tolist() for batch in itertools.islice(batches, given)]
+    if given < 4:
+        resumed = make()
+        resumed.load_state_dict(loader.state_dict())
+        rest = [batch.tolist() for batch in moved(resumed)]
+        assert first + rest == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("moved", [copied_as_on_a_card, moved_when_asked])
+@pytest.mark.parametrize("row", [0, 4, 11])
+def test_an_error_comes_behind_the_batch_before_it_and_the_loop_reads_on(moved, row):
+    loader = build_loader(FailsOnce(row), batch_size=3, num_workers=0, seed=0)
+    plain = build_loader(FailsOnce(row), batch_size=3, num_workers=0, seed=0)
+
+    assert what_comes_of(moved(loader)) == what_comes_of(iter(plain))
+
+
+def what_comes_of(iterator):
+    outcomes = []
+    while True:
+        try:
+            outcomes.append(next(iterator).tolist())
+        except StopIteration:
+            return outcomes
+        except KeyError as error:
+            outcomes.append(str(error))
+
+
+def test_the_state_of_a_loader_that_counts_what_is_copied_is_refused(monkeypatch):
+    class Stateful(list):
+        def state_dict(self):
+            return {"batches": 2}
+
+    moved = DevicePrefetcher(Stateful([torch.ones(1)]), "cpu")
+    assert moved.state_dict() == {"batches": 2}
+
+    with_streams = dataclasses.replace(moved.capability, asynchronous=True)
+    monkeypatch.setattr(moved, "capability", with_streams)
+    with pytest.raises(LoaderError, match="cannot tell the state of a Stateful"):
+        moved.state_dict()
+
+
 def test_a_batch_of_none_is_no_end():
     device = torch.device("cpu")
 
-    copies = copy_beside_compute(iter([None, 3, None]), device, FakeModule())
+    copies = CopiedBatches(iter([None, 3, None]), device, FakeModule())
 
     assert list(copies) == [None, 3, None]
 
