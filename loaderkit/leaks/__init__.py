@@ -2,10 +2,10 @@
 
 Read ``trend`` first (does one series grow; pure), which asks ``significance`` (is the
 growth clear of its ``noise``), ``shapes`` (has it ended), ``saws_and_stairs`` and
-``late_growth`` (has it just begun), then ``counter_trend`` and ``verdict`` (all counters and what was seen besides;
-pure), ``watch`` and ``shared_files`` (read the counters), ``census`` and ``blame``
-(which objects became more: a file in ``finders`` for each cause), ``trace`` (which
-lines allocate), ``investigate`` (puts it together), ``run`` (a run, and what of it was
-told), ``detector`` (``LeakDetector``), ``checks`` and ``pytest_plugin`` (tests), and
-``report`` and ``page`` (what you see).
+``late_growth`` (has it just begun), then ``counter_trend`` and ``verdict`` (all
+counters and what was seen besides; pure), ``watch`` and ``shared_files`` (read the
+counters), ``census`` and ``blame`` (which objects became more: a file in ``finders``
+for each cause), ``trace`` (which lines allocate), ``investigate`` (puts it together),
+``run`` (a run, and what of it was told), ``detector`` (``LeakDetector``), ``checks``
+and ``pytest_plugin`` (tests), and ``report`` and ``page`` (what you see).
 """

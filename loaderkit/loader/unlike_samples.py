@@ -55,8 +55,10 @@ class Unjoined(NamedTuple):
     fix: str
 
 
-ONE_SHAPE = "give the samples one shape; or collate_fn=... that joins them; or "
-ONE_SHAPE += "loaderkit.pack(dataset, path), whose batches are padded"
+ONE_SHAPE = (
+    "give the samples one shape; or collate_fn=... that joins them; or "
+    "loaderkit.pack(dataset, path), whose batches are padded"
+)
 """What to do where nothing more is known."""
 
 

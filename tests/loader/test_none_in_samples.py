@@ -100,7 +100,8 @@ def test_what_is_none_in_all_samples_is_told(nest):
         with pytest.raises(LoaderError, match="NoneType") as raised:
             list(build_loader(source(samples), batch_size=3, num_workers=0))
         field = nest.removesuffix(" beside a graph")
-        assert raised.value.why.startswith(f"{field or 'each'} is None in all samples")
+        what = field or "each"
+        assert raised.value.why.startswith(f"{what} is None in all samples")
 
 
 def test_none_among_texts_is_joined_as_torch_joins_it_and_not_blamed_for_another():
