@@ -388,6 +388,27 @@ class EpochOrder(Sampler[int]):
         self._batches.set_epoch(epoch)
 
 
+class BatchesOfOrder(BatchSampler):
+    """torch's batches of rows, of the epoch that is set.
+
+    Trainers set it where they find ``set_epoch``.  Hugging Face's looks for it on the
+    batch sampler whose first batches it skips, to go on in the middle of an epoch.
+
+    Args:
+        order: The rows of an epoch.
+        batch_size: Rows a batch.
+        drop_last: Whether a last batch with fewer is left out.
+    """
+
+    def __init__(self, order: EpochOrder, batch_size: int, *, drop_last: bool) -> None:
+        super().__init__(order, batch_size, drop_last)
+        self._order = order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next."""
+        self._order.set_epoch(epoch)
+
+
 class RankOrder(DistributedSampler[int]):
     """The rows that one rank reads: ``loader.sampler`` with several ranks.
 
@@ -464,8 +485,11 @@ class PublicSamplers:
             return cls(sampler, None)
         if not rule.plain:
             return cls(sampler, everything)
-        rows = EpochOrder(everything) if rule.shuffle else in_order
-        return cls(sampler, BatchSampler(rows, rule.batch_size or 1, rule.drop_last))
+        batch_size = rule.batch_size or 1
+        if not rule.shuffle:
+            return cls(sampler, BatchSampler(in_order, batch_size, rule.drop_last))
+        order = EpochOrder(everything)
+        return cls(sampler, BatchesOfOrder(order, batch_size, drop_last=rule.drop_last))
 
 
 class IterationBatches:
