@@ -35,7 +35,7 @@ from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.seeds import choose_seed
-from loaderkit.loader.worker_deaths import death_at_start
+from loaderkit.loader.worker_deaths import death_at_start, have_died
 from loaderkit.memory.host import read_host
 from loaderkit.operations import answer_operations
 
@@ -348,8 +348,10 @@ class PlannedLoader(DataLoader[Any]):
         running = self._running_epoch()
         if running is not None and not running.progress.has_stopped:
             return "beside"
-        if self._has_changed or self._state.lost_kept_workers:
-            # They have the old value of something, or one of them has died.
+        has_lost_workers = self._state.lost_kept_workers or have_died(self._iterator)
+        if self._has_changed or has_lost_workers:
+            # They have the old value of something, or one of them has died: in an
+            # epoch, or since.
             self._end_kept_workers()
             self._has_changed = False
         return "new" if self._iterator is None else "kept"

@@ -35,6 +35,8 @@ _SHM_NEARLY_FULL_BYTES = 64 << 20
 
 _WATCHED: weakref.WeakSet[WorkerDeaths] = weakref.WeakSet()
 """Of running iterations: a signal tells of a death, and not whose worker it was."""
+_STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
+"""torch's iterators that have workers: kept ones outlive the iterations they serve."""
 
 
 class WorkerDeaths:
@@ -62,11 +64,19 @@ class WorkerDeaths:
         self._batches = batches
         self._progress = progress
         self._oom_kills = oom_kills
-        self._told: LoaderError | None = None
+        # An error holds the frames that it went through, and they hold the iterator:
+        # kept here, it would keep the other workers until Python collects cycles.
+        self._told_ref: Callable[[], LoaderError | None] = _nothing_told
+
+    @property
+    def is_over(self) -> bool:
+        """All batches were given, though somebody still holds the iteration."""
+        return self._progress.has_ended
 
     def watch(self) -> None:
         """Tell of a death wherever the main thread is, not only when a batch is due."""
         _WATCHED.add(self)
+        _STARTED.add(self._torch_iterator)
         _handle_deaths()
 
     def explain_torchs_error(self, error: RuntimeError) -> LoaderError | None:
@@ -78,9 +88,9 @@ class WorkerDeaths:
         Returns:
             None if it is no death of a worker of this iteration.
         """
-        is_told = error is self._told or error.__cause__ is self._told
-        if self._told is not None and is_told:
-            return self._told
+        told = self._told_ref()
+        if told is not None and told in (error, error.__cause__):
+            return told
         # A death may have been told before, elsewhere in the main thread.  This error
         # came later and is explained anew.
         return self.explain(error)
@@ -93,9 +103,10 @@ class WorkerDeaths:
         Returns:
             None if all workers live.
         """
-        if self._told is not None:
-            return self._told
-        for worker in self._workers():
+        told = self._told_ref()
+        if told is not None:
+            return told
+        for worker in workers_of(self._torch_iterator):
             try:
                 worker.join(timeout=_SLOW_JOIN_S)
             except LoaderError as death:  # the signal came meanwhile
@@ -113,22 +124,10 @@ class WorkerDeaths:
         Args:
             error: As torch raised it.
         """
-        text = str(error)
-        if not text.startswith(_DEATH):
-            return None  # the user's own error, or ours
-        workers = self._workers()
-        pids_in_words, _, _ = text.replace("pid(s)", "pids").partition(")")
-        pids = {int(digits) for digits in re.findall(r"\d+", pids_in_words)}
-        if not pids & {worker.pid for worker in workers}:
-            return None
-        for worker in workers:
-            worker.join(timeout=_JOIN_S)
-        dead = [
-            number
-            for number, worker in enumerate(workers)
-            # One that was interrupted ends with 0, as one that has no more to do.
-            if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
-        ]
+        workers = workers_of(self._torch_iterator)
+        if not pids_in(error) & {worker.pid for worker in workers}:
+            return None  # the user's own error, or ours, or of another iteration
+        dead = dead_of(workers, error)
 
         host = read_host()
         code = workers[dead[0]].exitcode if dead else None
@@ -139,14 +138,11 @@ class WorkerDeaths:
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
         message = f"{who} died while it made {which} of {'; or '.join(batches)}."
-        self._told = LoaderError(message, why=cause.why, fix=cause.fix)
+        told = LoaderError(message, why=cause.why, fix=cause.fix)
+        self._told_ref = weakref.ref(told)
         # Batches of the epoch are left: a state that is saved now goes on with them.
         self._progress.stop()
-        return self._told
-
-    def _workers(self) -> list[Any]:
-        """Give torch's processes, which it shows to nobody; none without workers."""
-        return list(getattr(self._torch_iterator, "_workers", []))
+        return told
 
     def _batches_under_way(self, worker: int) -> list[str]:
         """Name the samples of each batch that was asked of a worker and never came."""
@@ -169,6 +165,55 @@ class WorkerDeaths:
         ]
 
 
+def _nothing_told() -> None:
+    """Stand in for the error of a death where none was told."""
+
+
+def workers_of(torch_iterator: Any) -> list[Any]:
+    """Give torch's processes, which it shows to nobody; none without workers."""
+    return list(getattr(torch_iterator, "_workers", []))
+
+
+def pids_in(error: BaseException) -> set[int]:
+    """Read the workers that an error of torch's names; none in other errors.
+
+    >>> pids_in(RuntimeError("DataLoader worker (pid(s) 12, 15) exited unexpectedly"))
+    {12, 15}
+    >>> pids_in(RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed."))
+    {12}
+    >>> pids_in(ValueError("12"))
+    set()
+    """
+    text = str(error)
+    if not text.startswith(_DEATH):
+        return set()
+    pids_in_words, _, _ = text.replace("pid(s)", "pids").partition(")")
+    return {int(digits) for digits in re.findall(r"\d+", pids_in_words)}
+
+
+def dead_of(workers: list[Any], error: BaseException) -> list[int]:
+    """Give the numbers of the workers that have ended as they should not.
+
+    Args:
+        workers: Of one iteration.
+        error: torch's, which names some of them.
+    """
+    pids = pids_in(error)
+    for worker in workers:
+        worker.join(timeout=_JOIN_S)
+    return [
+        number
+        for number, worker in enumerate(workers)
+        # One that was interrupted ends with 0, as one that has no more to do.
+        if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
+    ]
+
+
+def have_died(torch_iterator: Any) -> bool:
+    """Say whether a worker that is kept for the next epoch has ended."""
+    return any(worker.exitcode is not None for worker in workers_of(torch_iterator))
+
+
 class _DeathHandler:
     """Stands before torch's handler of SIGCHLD, and says more than it does.
 
@@ -182,6 +227,9 @@ class _DeathHandler:
 
     def __init__(self, torchs_handler: Callable[[int, Any], Any]) -> None:
         self.torchs_handler = torchs_handler
+        # torch raises again at the end of each later child process, whosever it is, as
+        # long as the iterator of the dead worker is there.
+        self._told_idle: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, number: int, frame: Any) -> None:
         """Pass the signal on; tell of a worker of ours with the samples' names."""
@@ -193,11 +241,47 @@ class _DeathHandler:
         except RuntimeError as error:
             if is_interrupted:
                 return
-            for deaths in list(_WATCHED):
-                death = deaths.explain(error)
-                if death is not None:
-                    raise death from error
-            raise
+            death = _explain_running(error)
+            if death is None:
+                worker = _idle_worker(error)
+                if worker is None:
+                    raise
+                if worker in self._told_idle:
+                    return
+                self._told_idle.add(worker)
+                death = _explain_idle(worker)
+            try:
+                raise death from error
+            finally:
+                # The error holds this frame, which must not hold the error in turn.
+                del death
+
+
+def _explain_running(error: RuntimeError) -> LoaderError | None:
+    """Explain the death of a worker that reads an epoch; None if it was another one."""
+    for deaths in list(_WATCHED):
+        death = None if deaths.is_over else deaths.explain(error)
+        if death is not None:
+            return death
+    return None
+
+
+def _idle_worker(error: RuntimeError) -> Any:
+    """Give the dead worker that waited for the next epoch; None if it was no such."""
+    pids = pids_in(error)
+    for torch_iterator in list(_STARTED):
+        for worker in workers_of(torch_iterator):
+            if worker.pid in pids:
+                return worker
+    return None
+
+
+def _explain_idle(worker: Any) -> LoaderError:
+    worker.join(timeout=_JOIN_S)
+    cause = cause_of(worker.exitcode, read_host(), out_of_memory=False)
+    message = "A worker that was kept for the next epoch died while no epoch was read."
+    fix = f"{cause.fix}; if you go on, nothing is lost: the next epoch starts new ones"
+    return LoaderError(message, why=cause.why, fix=fix)
 
 
 def _handle_deaths() -> None:

@@ -6,15 +6,18 @@ process or in another, gets every sample that the loop was not given, and each o
 """
 
 import dis
+import gc
 import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -180,6 +183,72 @@ def test_so_does_the_loader_itself(tmp_path, kind, persistent_workers):
     loader.load_state_dict(loader.state_dict())
 
     check_all_once(samples_of(given) + samples_of(loader))
+
+
+def worker_pids():
+    children = psutil.Process().children()
+    return {child.pid for child in children if child.name() == "pt_data_worker"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told_in_the_loop", [False, True])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_after_a_death_the_other_workers_end_with_the_loader_without_a_collection(
+    tmp_path, persistent_workers, told_in_the_loop
+):
+    others = worker_pids()
+    gc.disable()  # a worker in a reference cycle lives until a collection
+    try:
+        loader = build_loader(
+            Numbers(Kills(5, tmp_path / "note")),
+            batch_size=1,
+            num_workers=2,
+            persistent_workers=persistent_workers,
+        )
+
+        def read_all(loader):
+            for _ in loader:
+                if told_in_the_loop:
+                    time.sleep(0.1)
+
+        with pytest.raises(LoaderError, match="died") as caught:
+            read_all(loader)
+        del caught, loader
+
+        # Ended, and waited for, or on the way.
+        until = time.monotonic() + 20
+        while worker_pids() - others and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not worker_pids() - others
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kept_worker_that_dies_between_epochs_is_told_once_and_replaced(kind):
+    others = worker_pids()
+    loader = build_loader(
+        kind(), batch_size=2, num_workers=2, persistent_workers=True, seed=0
+    )
+    check_all_once(samples_of(loader))
+    victim = min(worker_pids() - others)
+
+    def kill_and_wait():
+        os.kill(victim, signal.SIGKILL)
+        time.sleep(20)  # the signal of its end wakes this up
+
+    with pytest.raises(LoaderError, match="died while no epoch was read") as caught:
+        kill_and_wait()
+
+    assert "SIGKILL" in caught.value.why
+    # torch's handler raises anew at the end of any child process.
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    state = loader.state_dict()
+    check_all_once(samples_of(loader))
+    check_all_once(
+        go_on(lambda: build_loader(kind(), batch_size=2, num_workers=2), state)
+    )
 
 
 class Interrupt:
