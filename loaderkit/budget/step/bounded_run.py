@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaderkit.budget.step.call_arguments import tensors_in
@@ -78,6 +79,9 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Args = (),
         kwargs: Kwargs | None = None,
     ) -> Any:
+        if any(kind is NestedTensor for kind in types):
+            # Its class then does the operator with the tensors it is made of.
+            return NotImplemented
         kwargs = kwargs or {}
         if not func.is_view:
             more_bytes = _output_bytes(func, args, kwargs)

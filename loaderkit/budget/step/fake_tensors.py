@@ -61,8 +61,12 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
         The copy, which shares nothing with it.
 
     Raises:
-        ValueError: A lazy module has no parameters yet.
+        StepError: A lazy module has no parameters yet.
+        NotImplementedError: It is compiled, or a part of it is.
     """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        message = "a compiled module takes real tensors alone"
+        raise NotImplementedError(message)
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, UninitializedParameter):

@@ -118,15 +118,24 @@ def step_copies(model: torch.nn.Module, batch: Any, step: Step) -> StepCopies:
 
 
 def _copy_module(model: torch.nn.Module) -> Any:
-    """Copy a module; deepcopy would make the parameters of a scripted one no leaves."""
-    if not isinstance(model, torch.jit.ScriptModule):
-        # Torch cannot copy compressed sparse tensors so.
-        copies = {id(sparse): sparse.clone() for sparse in sparse_tensors_of(model)}
-        return copy.deepcopy(model, copies)
+    """Copy a module, and what torch cannot copy by itself in it."""
+    copies: dict[int, Any] = {}
+    # Torch cannot copy compressed sparse tensors so.
+    copies |= {id(sparse): sparse.clone() for sparse in sparse_tensors_of(model)}
+    for module in model.modules():
+        # The parameters of a copy of a compiled module would be no leaves.
+        if isinstance(module, torch.jit.ScriptModule):
+            copies[id(module)] = _copy_compiled(module)
+    # deepcopy takes what is in the memo for copied already.
+    return copy.deepcopy(model, copies)
+
+
+def _copy_compiled(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     buffer = io.BytesIO()
-    torch.jit.save(model, buffer)
+    torch.jit.save(module, buffer)
     buffer.seek(0)
-    return torch.jit.load(buffer)  # type: ignore[no-untyped-call]
+    loaded: torch.jit.ScriptModule = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
+    return loaded
 
 
 class _PhaseRanges:

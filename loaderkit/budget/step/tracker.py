@@ -161,6 +161,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the operator that runs holds inside, as far as it is computed here."""
         self._running_node = RunningNode()
         self._has_resized = False
+        self._has_nested = False
         self._is_computing_again = False
         self._is_update_torchs = False
         self._checkpoints_of_step = 0
@@ -283,22 +284,24 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except NotImplementedError:
                 # In a module that vmap, grad or jvp calls, tensors are wrapped.
                 continue
-            self._log_if_resized(storage)
+            self._has_resized |= self._log_if_resized(storage)
         if self._has_resized:
             for live in list(self.live.values()):
                 live_storage = live.reference()
                 if live_storage is not None:
                     self._log_if_resized(live_storage)
 
-    def _log_if_resized(self, storage: torch.UntypedStorage) -> None:
+    def _log_if_resized(self, storage: torch.UntypedStorage) -> bool:
+        """Log the new size of a storage, if it has one; tell whether it has."""
         before = self.live.get(storage._cdata)
         if before is None or before.nbytes == storage.nbytes():
-            return
-        # Else it is an alias of a real storage, and takes nothing here.
-        if before.nbytes == self.log.events[before.number].change:
-            self._has_resized = True
-            self._log_freed(storage._cdata, before.number)
-            self._log_made(storage, self.log.owners.get(before.number))
+            return False
+        if before.nbytes != self.log.events[before.number].change:
+            # It is an alias of a real storage, and takes nothing here.
+            return False
+        self._log_freed(storage._cdata, before.number)
+        self._log_made(storage, self.log.owners.get(before.number))
+        return True
 
     def _has_known_elements(self, tensor: torch.Tensor) -> bool:
         """Tell whether it is known what a tensor takes: of sparse ones it may not."""
@@ -372,6 +375,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             asked = args[0]
             return asked.fake_device if isinstance(asked, FakeTensor) else asked.device
         if any(kind is NestedTensor for kind in types):
+            self._has_nested = True
             # The class of torch's jagged tensors, which has no public name, then does
             # the operator with the tensors that it is made of, and these we see.
             return NotImplemented
@@ -397,6 +401,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func, args, self._run_operator(func, types, args, kwargs, operands)
         )
         self._note_written(func, args, kwargs)
+        for written in written_tensors(func, args, kwargs):
+            # ``resize_`` and ``out=`` write to what was perhaps empty until now.
+            if has_one_storage(written):
+                self._log_if_resized(written.untyped_storage())
         if reused is not None:
             self._log_reused(reused)
         outputs = tensors_in(out)
@@ -610,6 +618,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._from_values(func, args, kwargs)
         if func is _aten._pack_padded_sequence.default and not _is_fake(args[1]):
             return self._pack_sequences(func, args)
+        if self._has_nested:
+            # torch remembers that an offset's tensor stands for ragged sizes, of which
+            # it could only make a fake with symbols in place of sizes.  A view is
+            # another tensor.
+            args, kwargs = tree_map(_view_of_real, (args, kwargs))
         rule = shape_rule(func)
         if rule is func:
             # What torch does once the mode is active.  To enter it first, and to call
@@ -824,6 +837,12 @@ def _is_view(func: OpOverload, operands: list[torch.Tensor]) -> bool:
     if func in _LIKE_VIEWS:
         return True
     return func.is_view and all(has_one_storage(operand) for operand in operands)
+
+
+def _view_of_real(leaf: object) -> Any:
+    if isinstance(leaf, torch.Tensor) and _is_real(leaf):
+        return leaf.detach()
+    return leaf
 
 
 def _is_fake(leaf: object) -> bool:

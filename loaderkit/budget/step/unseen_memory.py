@@ -164,24 +164,72 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
         guess_node(tracked.name) for tracked in differentiated if tracked.call is None
     )
     unknown_nodes += tuple(f.node for f in formulas if f.times is None)
-    for node, gradients in itertools.groupby(
-        tracker.made_by_formulas, key=lambda gradient: gradient.node
-    ):
+    groups = [
+        (node, list(gradients))
+        for node, gradients in itertools.groupby(
+            tracker.made_by_formulas, key=lambda gradient: gradient.node
+        )
+    ]
+    # A formula ends where the next one makes its first storage.
+    ends = [gradients[0].numbers[0] for _, gradients in groups[1:]]
+    ends.append(len(log.events))
+    for (node, gradients), end in zip(groups, ends, strict=True):
         times = times_by_node.get(node, 1.0)
         is_unknown = bool(unknown_nodes) and node.startswith(unknown_nodes)
         if times == 1.0 and not is_unknown:
             continue
-        calls = list(gradients)
         assumption = "a formula of autograd that is not tracked"
-        log.assumptions[assumption, node] += len(calls)
-        numbers = [number for gradient in calls for number in gradient.numbers]
+        log.assumptions[assumption, node] += len(gradients)
+        numbers = [number for gradient in gradients for number in gradient.numbers]
         if times > 1.0 and not is_unknown:
             _raise_highest(numbers, times, log)
             continue
+        likely_share = 1.0 if is_unknown else _share_made(numbers, times, end, log)
         for number in numbers:
             size = log.events[number].change
             high = size if is_unknown else size // _LESS_THAN_TRACKED
-            log.corrections[number] = Bounds(-size, 0, high)
+            likely = 0
+            if _is_freed_before(end, number, log):
+                likely = round((likely_share - 1) * size)
+            log.corrections[number] = Bounds(-size, likely, high)
+
+
+def _is_freed_before(end: int, number: int, log: Log) -> bool:
+    """Tell whether a formula frees a storage that it made: it is no gradient."""
+    return any(event.number == number for event in log.events[number + 1 : end])
+
+
+def _share_made(numbers: list[int], times: float, end: int, log: Log) -> float:
+    """Tell which share of its temporaries a formula makes without a mode.
+
+    Such as that of a product over an axis: with a mode it is ready for zeros, of which
+    there are none in most trainings.
+
+    Args:
+        numbers: Storages that it made under a mode.
+        times: What it takes without, for one byte with a mode; at the highest.
+        end: The event with which it has ended.
+        log: Of the step.
+
+    Returns:
+        From 0 to 1; what it gives is made in any case.
+    """
+    temporaries = {n for n in numbers if _is_freed_before(end, n, log)}
+    gradients = set(numbers) - temporaries
+    live_gradients = live_temporaries = 0
+    highest = (0, 0, 0)
+    for number, change in log.events[min(numbers) : end]:
+        if number in temporaries:
+            live_temporaries += change
+        elif number in gradients:
+            live_gradients += change
+        total = live_gradients + live_temporaries
+        highest = max(highest, (total, live_temporaries, live_gradients))
+    total, live_temporaries, live_gradients = highest
+    if not live_temporaries:
+        return 1.0
+    share = (times * total - live_gradients) / live_temporaries
+    return min(max(share, 0.0), 1.0)
 
 
 def _raise_highest(numbers: list[int], times: float, log: Log) -> None:
