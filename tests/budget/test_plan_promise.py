@@ -10,6 +10,7 @@ from drawn_plans import Contrasted, draw_plan
 from readings import READINGS, Reading
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import EdgePooling
 from torch_geometric.utils import to_dense_batch
 
 from loaderkit import build_loader, estimate_step, pack, plan_batch
@@ -515,3 +516,37 @@ def test_a_peak_of_another_moment_than_in_small_steps_is_predicted():
     truth = max(measure_step(model, pieces, step).values())
     assert plan.cost_model.peak_model.error < 0.01
     assert 0.97 * plan.limit < truth <= plan.limit
+
+
+class Merging(nn.Module):
+    """Merges the nodes of the edges with the highest scores, which it reads one by one.
+
+    A position that is read may be the last, and not the one behind it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.pool = nn.Linear(8, 32), EdgePooling(32)
+        self.last = nn.Linear(32, 1)
+
+    def forward(self, data):
+        hidden = self.first(data.x)
+        hidden, *_ = self.pool(hidden, data.edge_index, data.batch)
+        return self.last(hidden)
+
+
+@pytest.mark.slow
+def test_a_pool_that_reads_positions_one_by_one_is_planned():
+    model, limit = Merging(), 192 << 10
+    data = [
+        Data(x=torch.randn(n, 8), edge_index=torch.randint(0, n, (2, 2 * n)))
+        for n in (4, 5, 6, 7, 8, 10, 12, 14) * 2
+    ]
+
+    plan = plan_batch(model, data, "cpu", limit=limit, batch_size=8)
+
+    batch_size = plan.configurations[0].budget.loader_options()["batch_size"]
+    rng = random.Random(0)
+    for _ in range(5):
+        batch = Batch.from_data_list(rng.sample(data, batch_size))
+        assert max(measure_step(model, batch, Step()).values()) <= limit

@@ -302,7 +302,7 @@ def fit_cost_model(
         # The model may pad inside (to_dense_batch, attention within graphs), or let
         # everything meet everything else (attention over the batch, contrastive loss).
         for described in samples.otherwise_described():
-            other = _fit_small_steps(model, described, step)
+            other = _fit_small_steps(model, described, step, before=cost_model)
             # Kernels whose workspace is only known within bounds miss by as much with
             # any description: another one must explain most of what is left.
             other_error = _error_with(other, batch_size)
@@ -314,7 +314,9 @@ def fit_cost_model(
         # In steps that small another moment may be the peak than in those asked about,
         # such as the update of the largest layer.
         with contextlib.suppress(StepError):  # it may refuse as many
-            larger = _fit_steps_of(_MORE_SAMPLES, model, cost_model.samples, step)
+            larger = _fit_steps_of(
+                _MORE_SAMPLES, model, cost_model.samples, step, before=cost_model
+            )
             if _error_with(larger, batch_size) < error / 2:
                 cost_model = larger
     return cost_model
@@ -333,25 +335,38 @@ def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:
 
 
 def _fit_small_steps(
-    model: torch.nn.Module, samples: Samples, step: Step
+    model: torch.nn.Module,
+    samples: Samples,
+    step: Step,
+    before: BatchCostModel | None = None,
 ) -> BatchCostModel:
     """Fit small steps, and compare with larger ones that the fit has not seen.
+
+    Args:
+        model: A module on the CPU.
+        samples: The dataset's sizes.
+        step: How a step is made.
+        before: Another fit to the same dataset, which has tracked some batches.
 
     Raises:
         StepError: They do not run.
     """
     try:
-        return _fit_steps_of(1, model, samples, step)
+        return _fit_steps_of(1, model, samples, step, before)
     except StepError as error:
         # A loss may choose the five hardest of a batch.
         try:
-            return _fit_steps_of(_MORE_SAMPLES, model, samples, step)
+            return _fit_steps_of(_MORE_SAMPLES, model, samples, step, before)
         except StepError:
             raise error from error.__cause__
 
 
 def _fit_steps_of(
-    times: int, model: torch.nn.Module, samples: Samples, step: Step
+    times: int,
+    model: torch.nn.Module,
+    samples: Samples,
+    step: Step,
+    before: BatchCostModel | None = None,
 ) -> BatchCostModel:
     """Fit steps of so many times as few samples as can be."""
     batches = [
@@ -367,7 +382,13 @@ def _fit_steps_of(
     logs.append(last_log)
     peak_model = fit_peak_model(samples.names, sizes, logs)
 
-    cost_model = BatchCostModel(model, samples, step, peak_model, assumed)
+    # Many batches that fits are held against are the same.
+    tracked_peaks: dict[tuple[int, ...], TrackedPeak] = {}
+    if before is not None and before.assumed == assumed:
+        tracked_peaks = before.tracked_peaks
+    cost_model = BatchCostModel(
+        model, samples, step, peak_model, assumed, tracked_peaks=tracked_peaks
+    )
     # Also of larger steps: small batches are asked about where little fits.
     counts = {_COMPARED_SAMPLES, times * _COMPARED_SAMPLES}
     unseen = [

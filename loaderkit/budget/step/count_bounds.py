@@ -139,12 +139,13 @@ class CountBounds:
         # Not one less: a number beyond the last of the table has that place.
         if name in _PLACES_IN_A_TABLE:
             return int(named[_PLACES_IN_A_TABLE[name]].shape[-1])
-        if name in _COUNTS | _POSITIONS:
+        if name in _COUNTS:
             return _size_along(operands[0], named)
-        if name in _VALUES_AND_POSITIONS:
-            is_value = position == 0
-            size = _size_along(operands[0], named)
-            return self._bound_of(operands[0]) if is_value else size
+        if name in _VALUES_AND_POSITIONS and position == 0:
+            return self._bound_of(operands[0])
+        if name in _POSITIONS | _VALUES_AND_POSITIONS:
+            # The last position: one more is none, and an index that raises.
+            return max(_size_along(operands[0], named) - 1, 0)
         bounds = [self._bound_of(tensor) for tensor in operands]
         if name in _SUMS and bounds[0] is not None:
             return bounds[0] * _size_along(operands[0], named)

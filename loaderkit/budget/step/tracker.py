@@ -942,8 +942,20 @@ def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+@functools.cache
+def _takes_tensors(func: OpOverload) -> bool:
+    arguments = func._schema.arguments
+    return any(isinstance(a.type, torch.TensorType) for a in arguments)
+
+
 def _makes_fake_floats(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
-    """Tell whether an operator without operands makes floats that need no values."""
+    """Tell whether an operator without operands makes floats that need no values.
+
+    One that takes tensors was given numbers in their place, as ``torch.div(length, 8,
+    rounding_mode="trunc")`` is: what it makes is a number too, perhaps a size.
+    """
+    if _takes_tensors(func):
+        return False
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     name = operator_name(func)
     if not _is_inexact(dtype) or any(word in name for word in _VALUES):
