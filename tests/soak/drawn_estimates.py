@@ -1,9 +1,10 @@
 """Estimates of steps drawn by a grammar, against the profiler.
 
 ``DRAWS=1000:1100 pytest tests/soak/drawn_estimates.py -s`` prints a line for each seed
-from 1000 to 1099 and for each family of ``drawn_storage.py``, ``drawn_models.py``,
-``drawn_zoo.py`` and for each kind of ``drawn_fields.py``, ``drawn_graph_fields.py``,
-``drawn_options.py`` and ``drawn_habits.py``, and a summary at the end.
+from 1000 to 1099, for updates (``drawn_optimizers.py``), for each family of
+``drawn_storage.py``, ``drawn_models.py``, ``drawn_zoo.py`` and for each kind of
+``drawn_fields.py``, ``drawn_graph_fields.py``, ``drawn_options.py`` and
+``drawn_habits.py``, and a summary at the end.
 """
 
 import os
@@ -20,6 +21,7 @@ from drawn_habits import KINDS as HABITS
 from drawn_habits import draw_habit_step
 from drawn_models import FAMILIES as FAMILIES_OF_MODELS
 from drawn_models import draw_model_step
+from drawn_optimizers import draw_update
 from drawn_options import KINDS as OPTIONS
 from drawn_options import draw_option_step
 from drawn_storage import FAMILIES, draw_storage_step
@@ -36,6 +38,8 @@ CALLED_EXACT: list[float] = []
 def draw(family, seed):
     if family == "layers":
         return draw_step(seed)
+    if family == "updates":
+        return draw_update(seed)
     if family in FAMILIES_OF_MODELS:
         return draw_model_step(seed, family)
     if family in KINDS:
@@ -56,7 +60,7 @@ def draw(family, seed):
 @pytest.mark.parametrize(
     "family",
     [
-        *("layers", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS),
+        *("layers", "updates", *FAMILIES, *FAMILIES_OF_MODELS, *KINDS),
         *(f"fields: {kind}" for kind in FIELDS),
         *(f"graphs: {kind}" for kind in GRAPH_FIELDS),
         *(f"options: {kind}" for kind in OPTIONS),
