@@ -280,6 +280,19 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         "batches are the loader's",
         "for batch in build_loader(dataset, batch_size=32)",
     ),
+    **dict.fromkeys(
+        ("concat", "concatenate", "merge", "join"),
+        (_ROWS, "dataset + other; or loaderkit.concat([path, other_path], new_path)"),
+    ),
+    **dict.fromkeys(
+        ("refresh", "reload", "reopen"),
+        (
+            "an open cache stays as it was opened",
+            "loaderkit.open_cache(dataset.cache), which has what extend() added",
+        ),
+    ),
+    "nbytes": ("samples lie in the cache's files", "sum(dataset.sizes().bytes)"),
+    "group_by": (_NO_TABLE, "pandas.Series(dataset.column(name)), field by field"),
     "sort": (_ROWS, "dataset[dataset.column(name).argsort()]"),
     "unique": (_ROWS, "dataset.column(name).unique()"),
     "repeat": (_ROWS, "dataset[list(range(len(dataset))) * 3]"),

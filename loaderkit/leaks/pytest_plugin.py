@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import unittest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
@@ -55,6 +56,23 @@ def pytest_configure(config: pytest.Config) -> None:
         "again and again, up to three times as often where that decides, and fail if "
         "memory grows with each call (loaderkit)",
     )
+
+
+def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> None:
+    """Refuse a report that stands where a test should be: nobody would call it.
+
+    ``@loaderkit.assert_no_leak`` above a test calls it while the file is imported, and
+    leaves its report in the test's place, which pytest passes over.
+    """
+    # Where no report was made, none is loaded.
+    reports = sys.modules.get("loaderkit.leaks.report")
+    if reports is None or type(obj) is not reports.LeakReport:
+        return
+    if collector.funcnamefilter(name):
+        message = f"{name} is the report of a check, and no test."
+        why = "assert_no_leak is no decorator: it has called the function already"
+        fix = f"@pytest.mark.{MARK} above {name}, or assert_no_leak(f) inside of it"
+        raise collector.CollectError(f"{message}\n  why: {why}\n  fix: {fix}")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_convert
 
@@ -84,7 +85,7 @@ def build_loader(
         LoaderError: What was asked for cannot work here.
     """
     asked = parse_arguments(LoaderOptions, options, build_loader)
-    _check_device_argument(device)
+    _check_device_argument(device, dataset)
     check_variables(os.environ)
     dataset = admit_dataset(dataset, asked)
     ranks = read_ranks(asked.rank, asked.world_size, os.environ)
@@ -109,7 +110,7 @@ def build_loader(
     return _make_loader(description, collate, batching, plan, asked, ranks)
 
 
-def _check_device_argument(device: object) -> None:
+def _check_device_argument(device: object, dataset: object) -> None:
     """Refuse what is given in the place of the device: often a batch size."""
     if isinstance(device, str | torch.device):
         return
@@ -121,9 +122,29 @@ def _check_device_argument(device: object) -> None:
         fix = f"build_loader(dataset, batch_size={int(device)})"
     elif isinstance(device, int):
         fix = f"device='cuda:{int(device)}'"
+    elif _are_columns(dataset, device):
+        why = "it has as many items as the dataset: both are probably a part of each "
+        why += "sample"
+        kind = "TensorDataset" if isinstance(device, torch.Tensor) else "StackDataset"
+        fix = f"build_loader(torch.utils.data.{kind}(inputs, targets), batch_size=32)"
     elif hasattr(device, "__getitem__") and hasattr(device, "__len__"):
         why, fix = "the dataset comes first", "build_loader(dataset, 'cpu')"
     raise OptionError(message, why=why, fix=fix)
+
+
+def _are_columns(one: object, other: object) -> bool:
+    """Tell whether two values hold as many items, and are probably inputs and targets.
+
+    Tensors, as ``TensorDataset`` takes them; arrays and lists, as ``StackDataset``.
+    """
+    are_tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    kinds = (np.ndarray, list, tuple)
+    if not are_tensors and not (isinstance(one, kinds) and isinstance(other, kinds)):
+        return False
+    columns: Any = (one, other)
+    if any(getattr(column, "ndim", 1) == 0 for column in columns):
+        return False
+    return len(columns[0]) == len(columns[1])
 
 
 def _choose_collate(dataset: Any, options: LoaderOptions) -> Callable[[Any], Any]:

@@ -419,3 +419,29 @@ def test_pytest_tells_what_the_fixtures_are_for(pytester):
             "*LeakDetector for a test that loops over epochs by itself*",
         ]
     )
+
+
+def test_a_report_in_the_place_of_a_test_is_no_test(pytester):
+    """As ``@assert_no_leak`` leaves one: pytest would pass over it in silence."""
+    pytester.makepyfile(
+        """
+        import loaderkit
+
+        @loaderkit.assert_no_leak
+        def test_train():
+            pass
+
+        kept_report = test_train  # no name of a test
+        """
+    )
+
+    result = pytester.runpytest()
+
+    assert result.ret
+    result.stdout.fnmatch_lines(
+        [
+            "*test_train is the report of a check, and no test.*",
+            "*why: assert_no_leak is no decorator*",
+            "*fix: @pytest.mark.leak_free above test_train*",
+        ]
+    )

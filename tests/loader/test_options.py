@@ -875,3 +875,21 @@ def test_reading_users_code_ahead_in_a_thread_is_warned_of():
 def test_an_epoch_without_batches_says_why():
     with pytest.warns(RuntimeWarning, match="above the limits"):
         build_loader(OtherSizes([9] * 4), max_nodes=3, oversized="skip", num_workers=0)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.arange, np.arange, range], ids=["tensor", "array", "list"]
+)
+def test_inputs_and_targets_side_by_side_are_answered_with_a_dataset_of_both(make):
+    inputs, targets = make(6), make(6)
+    if make is range:
+        inputs, targets = list(inputs), list(targets)
+    with pytest.raises(OptionError, match="as many items") as raised:
+        build_loader(inputs, targets, batch_size=32)
+
+    names = {"inputs": inputs, "targets": targets, "torch": torch}
+    loader = eval(raised.value.fix, {"build_loader": build_loader, **names})
+
+    [batch] = loader
+    assert torch.equal(batch[0], batch[1])
+    assert batch[0].tolist() == list(range(6))
