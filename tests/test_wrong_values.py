@@ -31,6 +31,7 @@ from loaderkit import (
     open_cache,
     pack,
     plan_batch,
+    pull,
     push,
 )
 from loaderkit.arguments import check_number, kind_of, with_article
@@ -405,6 +406,15 @@ def test_arguments_that_were_exchanged_are_put_right(name, tmp_path):
 
     assert raised.value.fix.startswith(fix)
     assert "rows.lk" in raised.value.fix
+
+
+@pytest.mark.parametrize("call", [push, pull])
+def test_from_store_to_store_a_cache_goes_by_way_of_a_folder(call):
+    with pytest.raises(OptionError, match="in a store") as raised:
+        call("s3://one/rows", "s3://two/rows")
+
+    fix = "pull('s3://one/rows', 'rows'); push('rows', 's3://two/rows')"
+    assert raised.value.fix == fix
 
 
 def test_a_trainer_in_pieces_takes_the_model_first():

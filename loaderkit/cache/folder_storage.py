@@ -14,7 +14,7 @@ import stat
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from loaderkit.cache.durable import (
     make_folders,
@@ -62,10 +62,12 @@ class FolderStorage:
 
         >>> FolderStorage.from_url("file:///data/my%20cache").url
         '/data/my cache'
+        >>> FolderStorage.from_url("file:///data/run#2").url
+        '/data/run#2'
         """
-        parts = urlsplit(url)
-        # "file://data/cache" has a host by the letter; fsspec takes it for a path.
-        path = unquote(parts.netloc + parts.path)
+        # As in fsspec, all behind the scheme is the path: "data" of "file://data/cache"
+        # is no host, and what stands behind a "#" or "?" is part of a name.
+        path = unquote(url.split("://", 1)[1])
         if os.name == "nt":
             path = path.lstrip("/")  # "/C:/data"
         return cls(Path(path))

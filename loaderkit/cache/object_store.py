@@ -75,6 +75,10 @@ _EXTRAS = {
 }
 """Which extra of loaderkit brings the file system of a protocol."""
 _S3 = frozenset({"s3", "s3a"})
+_OF_FSSPEC = frozenset(
+    {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache"}
+)
+"""Options that fsspec itself takes, of any file system."""
 _WITHOUT_FOLDERS = frozenset(_EXTRAS) - {"adl"}
 """Files there have long names.  To make a folder makes the bucket: one that nobody
 asked for where its name is mistyped."""
@@ -615,11 +619,20 @@ class _Opening:
         protocol = _protocol_of(url)
         with _told_in_our_words(url):
             for part in url.split("::"):
-                fsspec.get_filesystem_class(part.split("://", 1)[0].lower())
+                name = part.split("://", 1)[0].lower()
+                filesystem = fsspec.get_filesystem_class(name)
             if protocol in _S3 and "::" not in url and "session" not in options:
                 from loaderkit.cache.s3_session import make_session
 
-                self._options["session"] = make_session(options.get("profile"))
+                # s3fs makes a session of the options that it does not take itself.  It
+                # would drop them beside ours, a misspelt "endpiont_url" among them.
+                names = inspect.signature(filesystem.__init__).parameters
+                of_session = {
+                    name: value
+                    for name, value in options.items()
+                    if name not in names and name not in _OF_FSSPEC
+                }
+                self._options["session"] = make_session(**of_session)
         self._options.update(options)
 
     def run(self) -> _FileSystem:

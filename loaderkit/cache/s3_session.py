@@ -63,16 +63,20 @@ def _end_hopeless_tries(
     raise caught_exception
 
 
-def make_session(profile: str | None) -> AioSession:
+def make_session(**options: Any) -> AioSession:
     """Make what s3fs makes its clients with.
 
     Args:
-        profile: Of the user's AWS configuration; None for the usual one.
+        **options: Of ``AioSession``, such as ``profile``: the name of one in the user's
+            AWS configuration.
 
     Returns:
         The session.
+
+    Raises:
+        TypeError: There is no such option.
     """
-    session = AioSession(profile=profile)
+    session = AioSession(**options)
     session.register("needs-retry.s3", _end_hopeless_tries)
     try:
         paths = session.get_config_variable("data_path") or ""

@@ -20,7 +20,7 @@ import socket
 import time
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -136,6 +136,11 @@ def push(
         fix = _call_or_command("push", os.fspath(url), os.fspath(cache))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
+    if is_url(cache):
+        message = f"push copies a folder to a store, and {cache} is in a store."
+        why = "a cache goes from store to store by way of local disk"
+        fix = _two_steps(os.fspath(cache), os.fspath(url))
+        raise OptionError(message, why=why, fix=fix)
     check_truth("overwrite", overwrite)
     storage = open_storage(url, storage_options)
     return copy_to_store(Path(cache), storage, overwrite=overwrite)
@@ -331,6 +336,11 @@ def pull(
         fix = _call_or_command("pull", os.fspath(cache), os.fspath(url))
         raise OptionError(message, why="the two were exchanged", fix=fix)
     check_cache_path(cache)
+    if is_url(cache):
+        message = f"pull copies a cache to a folder, and {cache} is in a store."
+        why = "a cache goes from store to store by way of local disk"
+        fix = _two_steps(os.fspath(url), os.fspath(cache))
+        raise OptionError(message, why=why, fix=fix)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
 
 
@@ -524,6 +534,15 @@ def _call_or_command(name: str, *paths: str) -> Either:
     """Write a call of ``push`` or ``pull``."""
     command = shlex.join(["loaderkit", name, *paths])
     return Either(f"{name}({', '.join(map(repr, paths))})", command)
+
+
+def _two_steps(source: str, target: str) -> Either:
+    """Write how a cache is copied from one store to another."""
+    folder = PurePosixPath(source).name or "cache"
+    pulled = _call_or_command("pull", source, folder)
+    pushed = _call_or_command("push", folder, target)
+    code = f"{pulled.code}; {pushed.code}"
+    return Either(code, f"{pulled.command} && {pushed.command}")
 
 
 def _other_was_quicker(storage: Storage) -> OtherWriterError:

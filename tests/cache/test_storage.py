@@ -8,7 +8,10 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from storages import (
     HAS_S3,
     ExpiringProxy,
@@ -402,6 +405,18 @@ def test_a_file_url_is_the_folder(tmp_path):
     storage = open_storage(tmp_path.as_uri())
     assert isinstance(storage, FolderStorage)
     assert storage.folder == Path(tmp_path)
+
+
+@given(name=st.text("ab #?;&%:@[]*\u00e4+=", min_size=1))
+def test_a_file_url_names_the_folder_that_pathlib_and_fsspec_say(name):
+    folder = Path("/data", name)
+
+    assert FolderStorage.from_url(folder.as_uri()).folder == folder
+    # fsspec takes "%20" by the letter, and "::" for what joins two URLs.
+    if "%" not in name and "::" not in name:
+        url = f"file://{folder}"
+        fsspecs = fsspec.url_to_fs(url)[1]
+        assert str(FolderStorage.from_url(url).folder) == fsspecs
 
 
 def make_bucket(url, name):

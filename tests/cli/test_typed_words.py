@@ -72,6 +72,10 @@ _WRONG_USES = {
         "push file://{here}/r ok.lk",
         "loaderkit push ok.lk file://{here}/r",
     ),
+    "from store to store": (
+        "pull file://{here}/r memory://r",
+        "loaderkit pull file://{here}/r r && loaderkit push r memory://r",
+    ),
     "pulled by another": (
         "pull ok.lk file://{here}/r",
         "loaderkit pull file://{here}/r ok.lk",
