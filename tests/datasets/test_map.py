@@ -10,12 +10,13 @@ import sys
 import types
 from os import getenv
 
-import datasets
 import pytest
 import torch
 
 import loaderkit
 from loaderkit.errors import DatasetError, OptionError
+
+datasets = pytest.importorskip("datasets", reason="an oracle, not in the extra test")
 
 
 @pytest.fixture
