@@ -487,7 +487,9 @@ def _no_cache(path: Path) -> CacheError:
     """Make the error for a path without a manifest, by what is there instead."""
     if exists(path / BUILDING):
         why = "a packing run was stopped before it ended; what it finished is kept"
-        return CacheError(f"{path} is half packed.", why=why, fix="run the same again")
+        again: Part = Pack(path=str(path))
+        fix_of_half = Fix.of(again, " with the same source goes on")
+        return CacheError(f"{path} is half packed.", why=why, fix=fix_of_half)
     message = f"There is no cache at {path}."
     fix: Part = Pack(path=str(path))
     url = url_meant_by(path)

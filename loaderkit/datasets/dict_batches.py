@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import torch
 
+from loaderkit.arguments import kind_of
 from loaderkit.datasets.arena import make_arena
 from loaderkit.datasets.containers import (
     attribute_names,
@@ -43,6 +44,7 @@ from loaderkit.datasets.ragged import (
 )
 from loaderkit.datasets.ragged_fields import Joining, as_tensor, column_shapes
 from loaderkit.datasets.structure import Leaf, Nest
+from loaderkit.errors import DatasetError
 from loaderkit.memory.shm_batch import default_collate
 
 if TYPE_CHECKING:
@@ -220,6 +222,7 @@ def collate_samples(
             return default_collate(tensors)
         return join_ragged(tensors, ragged)
     if isinstance(first, Mapping):
+        _refuse_what_is_no_mapping(samples, path)
         batches = {
             key: collate_samples(
                 [sample[key] for sample in samples], ragged, joining_of, (*path, key)
@@ -247,6 +250,25 @@ def collate_samples(
         # A list for a tuple too, as torch's default_collate has it.
         return items
     return _collate_plain(samples)
+
+
+def _refuse_what_is_no_mapping(samples: Sequence[Any], path: tuple[Any, ...]) -> None:
+    """Refuse a batch of a mapping and other things before they are asked for its keys.
+
+    A tensor answers a text as an index with words of its own, and a list with others.
+
+    Raises:
+        DatasetError: The first is a mapping, and another one is none.
+    """
+    first = samples[0]
+    for position, sample in enumerate(samples):
+        if type(sample) is not type(first) and not isinstance(sample, Mapping):
+            field = f"{'.'.join(map(str, path))!r} of samples" if path else "Samples"
+            message = f"{field} 0 and {position} of a batch cannot be joined: "
+            message += f"{kind_of(first)} and {kind_of(sample)}."
+            why = "a dict is joined key by key"
+            fix = "give them one form in load() or transform, or use a batch size of 1"
+            raise DatasetError(message, why=why, fix=fix)
 
 
 def stack_equal(values: Sequence[Any], field: str, ragged: str) -> Any:

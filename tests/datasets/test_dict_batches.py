@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, default_collate
 
 from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.datasets.dict_batches import collate_samples
 from loaderkit.datasets.owned_copy import shares_memory
 from loaderkit.datasets.ragged import Packed, Padded
 from loaderkit.errors import DatasetError
@@ -305,3 +306,24 @@ def test_a_batch_of_counters_has_the_counts_of_each(tmp_path):
 
     assert type(batch) is Counter
     assert_same(dict(batch), default_collate(list(map(dict, samples))))
+
+
+@pytest.mark.parametrize("other", [torch.ones(2), 3, "text", None, [1], (1, 2)])
+@pytest.mark.parametrize("key", [None, "field"])
+def test_a_dict_and_something_else_are_refused_with_both_kinds(other, key):
+    samples = [{"x": 1}, {"x": 2}, other]
+    if key is not None:
+        samples = [{key: sample} for sample in samples]
+
+    with pytest.raises(DatasetError, match="0 and 2 of a batch") as raised:
+        collate_samples(samples, "padded", lambda *_: None)
+
+    assert "a dict and" in str(raised.value)
+
+
+def test_dicts_of_two_classes_are_joined():
+    samples = [{"x": 1}, OrderedDict(x=2)]
+
+    joined = collate_samples(samples, "padded", lambda *_: None)
+
+    assert joined["x"].tolist() == [1, 2]
