@@ -6,6 +6,7 @@ there on, and the samplers at the end are those that a loader shows to trainers.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -127,11 +128,13 @@ class Passes:
 
     Args:
         position: Where the loader stands.
+        asks_for_epoch: Warn where a pass begins and nobody has set an epoch.
     """
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: Position, *, asks_for_epoch: bool = False) -> None:
         self._loader_position = position
         self._next = replace(position)
+        self._asks_for_epoch = asks_for_epoch
 
     def upcoming(self) -> Position:
         """Return where the next pass begins."""
@@ -143,8 +146,19 @@ class Passes:
     def begin(self) -> Position:
         """Return where this pass begins, and move on to the next."""
         here = self.upcoming()
+        if self._asks_for_epoch and not here.moves:
+            warnings.warn(_EPOCH_NOT_SET, UserWarning, stacklevel=3)
+            self._asks_for_epoch = False
         self._next = Position(here.epoch + 1, moves=here.moves)
         return here
+
+
+_EPOCH_NOT_SET = (
+    "the batches of all ranks are given in the order of epoch 0, since nobody has set "
+    "an epoch, as accelerate does before each epoch but not where it skips the first "
+    "batches of one that goes on; in a later epoch: loader.set_epoch(epoch) before "
+    "(Hugging Face's Trainer: in on_epoch_begin of a callback)"
+)
 
 
 class LoaderBatches(Protocol):
@@ -183,6 +197,8 @@ class EpochBatches(Sampler[list[int]]):
         position: Where the next epoch begins; None begins with epoch 0.
         dataset: The dataset, whose length may change from one epoch to the next.  None
             if only its length is known.
+        shared_out: They are those of several ranks, which somebody shares out: whoever
+            does sets the epoch.
     """
 
     def __init__(
@@ -190,10 +206,13 @@ class EpochBatches(Sampler[list[int]]):
         rule: BatchRule,
         position: Position | None = None,
         dataset: Sized | None = None,
+        *,
+        shared_out: bool = False,
     ) -> None:
         self.rule, self.position = rule, position or Position()
         self._dataset = dataset
-        self._passes = Passes(self.position)
+        self.asks_for_epoch = shared_out and bool(rule.shuffle)
+        self._passes = Passes(self.position, asks_for_epoch=self.asks_for_epoch)
         self._cached: _CachedEpoch | None = None
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
@@ -373,7 +392,8 @@ class EpochOrder(Sampler[int]):
     """
 
     def __init__(self, batches: EpochBatches) -> None:
-        self._batches, self._passes = batches, Passes(batches.position)
+        self._batches = batches
+        self._passes = Passes(batches.position, asks_for_epoch=batches.asks_for_epoch)
 
     def __len__(self) -> int:
         self._batches.follow_dataset()
@@ -473,7 +493,9 @@ class PublicSamplers:
         if shown.plain:
             # torch's samplers give every row; its BatchSampler drops the last ones.
             shown = replace(shown, drop_last=False)
-        everything = EpochBatches(shown, batches.position, dataset)
+        everything = EpochBatches(
+            shown, batches.position, dataset, shared_out=rule.ranks > 1
+        )
         batches.lend_seed_to(everything)
         in_order = SequentialSampler(dataset)
         sampler: Sampler[int] = in_order

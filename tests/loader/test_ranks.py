@@ -853,11 +853,30 @@ def test_trainers_see_a_distributed_sampler_and_the_batches_of_all_ranks(cache):
 
     for loader in loaders:
         assert isinstance(loader.sampler, DistributedSampler)
+        loader.set_epoch(0)
         rows = [row for batch in loader.batch_sampler for row in batch]
         assert sorted(rows) == list(range(40))
         loader.set_epoch(0)
     own = [list(loader.sampler) for loader in loaders]
     assert sorted(own[0] + own[1]) == list(range(40))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"max_nodes": 9}])
+def test_batches_that_are_shared_out_in_an_epoch_nobody_has_set_are_told(
+    cache, options
+):
+    def make(**ranks):
+        return build_loader(cache, shuffle=True, seed=0, **ranks, **options)
+
+    unset = make(rank=0, world_size=2).batch_sampler
+    with pytest.warns(UserWarning, match="order of epoch 0, since nobody has set"):
+        first_epoch = list(unset)
+
+    # One rank shares nothing out, and a trainer sets the epoch of the sampler's rows.
+    assert list(make(rank=0, world_size=1).batch_sampler)
+    told = make(rank=0, world_size=2).batch_sampler
+    told.set_epoch(1)
+    assert list(told) != first_epoch
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 7}, {"max_nodes": 9}])
