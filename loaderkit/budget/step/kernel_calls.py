@@ -505,14 +505,16 @@ def smaller_calls(
         is_complete = is_complete and _differ_in_bytes(call, calls)
         if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
             ways.append(calls)
-    if sum(outputs) > call.nbytes:
-        # Such as products of tall matrices with wide ones.
-        ways = [way for way in ways if all(map(gives_little, way))]
 
     def serial_operands(way: list[KernelCall]) -> int:
         return max(_count_turned_serial(call, smaller) for smaller in way)
 
     ways.sort(key=serial_operands)
+    if sum(outputs) > call.nbytes:
+        # Such as products of tall matrices with wide ones.  No more than are tried:
+        # torch's rules take half a millisecond to say what one call gives.
+        with_small_outputs = (way for way in ways if all(map(gives_little, way)))
+        ways = list(itertools.islice(with_small_outputs, _MOST_WAYS))
     is_serial = not ways or serial_operands(ways[0]) > 0
     if is_serial and max(total_bytes, table_bytes) <= MOST_BYTES:
         # Just above the bound of threads: nothing smaller uses them.
@@ -642,7 +644,8 @@ def _replace_by_rank(sizes: list[int], pattern: tuple[int, ...]) -> dict[int, in
 def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
     """Replace sizes wherever they stand: in shapes, and in lists of numbers."""
     fixed = _fixed_sizes(call)
-    numbers = sizes | _products_of_axes(call, sizes)
+    has_sizes = any(map(_may_be_size, call.leaves))
+    numbers = sizes | _products_of_axes(call, sizes) if has_sizes else sizes
     has_free_numbers = any(word in operator_name(call.func) for word in _FREE_NUMBERS)
     leaves: list[Any] = []
     for leaf in call.leaves:
@@ -654,8 +657,7 @@ def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
             elements = sizes.get(leaf.elements, leaf.elements)
             leaves.append(leaf._replace(shape=shape, elements=elements))
             continue
-        is_size = type(leaf) is int and _SMALLEST_SHRUNK <= leaf < 1 << 31
-        if not is_size or leaf in fixed:
+        if not _may_be_size(leaf) or leaf in fixed:
             leaves.append(leaf)
         elif leaf in numbers:
             leaves.append(numbers[leaf])
@@ -667,6 +669,10 @@ def _resize_call(call: KernelCall, sizes: dict[int, int]) -> KernelCall | None:
             # Some kernels believe such a number, and would read beyond the operands.
             return None
     return KernelCall(call.func, tuple(leaves), call.structure, resized=True)
+
+
+def _may_be_size(leaf: object) -> bool:
+    return type(leaf) is int and _SMALLEST_SHRUNK <= leaf < 1 << 31
 
 
 def _products_of_axes(call: KernelCall, sizes: dict[int, int]) -> dict[int, int]:
