@@ -38,13 +38,13 @@ def unequal(count, seed=0):
 
 def solvable():
     """One model of each form of cost: the search sees a model by its costs alone."""
-    data = unequal(12)
+    data = unequal(8)
     # GCN replaces self-loops, which sizes do not tell; the others' costs are exact.
     for name in ("GCN", "SAGE", "Transformer"):
         yield name, GRAPHS[name](), data
     for name in ("perceptron", "attention with dropout"):
         make, rows = DENSE[name]
-        yield name, make(), list(rows(12))
+        yield name, make(), list(rows(8))
 
 
 @pytest.mark.slow

@@ -79,33 +79,34 @@ def makers():
 MAKERS = dict(makers())
 
 
+@pytest.mark.long_cases
 @pytest.mark.parametrize("name", MAKERS)
-def test_an_instance_takes_what_a_training_with_it_takes(name):
-    make, x = MAKERS[name], torch.randn(3, 24)
-    for grouping, group in GROUPINGS.items():
-        model = model_of_matrices()
-        optimizer = make(group(list(model.parameters())))
-        before = repr(optimizer)
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_an_instance_takes_what_a_training_with_it_takes(grouping, name):
+    make, group, x = MAKERS[name], GROUPINGS[grouping], torch.randn(3, 24)
+    model = model_of_matrices()
+    optimizer = make(group(list(model.parameters())))
+    before = repr(optimizer)
 
-        estimated = estimate_step(model, x, optimizer=optimizer)
+    estimated = estimate_step(model, x, optimizer=optimizer)
 
-        called = lambda p, group=group: make(group(p))  # noqa: E731 -- of the copy's
-        by_callable = estimate_step(model, x, optimizer=called)
-        truth = max(measure_step(model, x, Step(optimizer=called)).values())
-        measured = measure_step(model, x, Step(optimizer=optimizer))
-        assert estimated.peak == by_callable.peak, grouping
-        if name != "Rprop":  # masks of unknown values decide its memory
-            assert estimated.peak == pytest.approx(truth, rel=1e-3), grouping
-        assert max(measured.values()) == truth, grouping
-        assert repr(optimizer) == before
-        assert all(p.grad is None for p in model.parameters())
+    called = lambda p: make(group(p))  # noqa: E731 -- of the copy's
+    by_callable = estimate_step(model, x, optimizer=called)
+    truth = max(measure_step(model, x, Step(optimizer=called)).values())
+    measured = measure_step(model, x, Step(optimizer=optimizer))
+    assert estimated.peak == by_callable.peak, grouping
+    if name != "Rprop":  # masks of unknown values decide its memory
+        assert estimated.peak == pytest.approx(truth, rel=1e-3), grouping
+    assert max(measured.values()) == truth, grouping
+    assert repr(optimizer) == before
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_an_optimizer_taken_for_one_of_all_parameters_would_be_seen(monkeypatch):
     monkeypatch.setattr(optimizer_copies, "_groups_of_twins", lambda *_: [])
 
     with pytest.raises(AssertionError, match="some"):
-        test_an_instance_takes_what_a_training_with_it_takes("AdamW")
+        test_an_instance_takes_what_a_training_with_it_takes("some", "AdamW")
 
 
 @pytest.mark.parametrize("name", ["AdamW", "own"])

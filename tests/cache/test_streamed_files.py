@@ -53,6 +53,7 @@ def test_a_file_comes_as_it_is(s3, tmp_path):
     assert target.read_bytes() == CONTENT
 
 
+@pytest.mark.long_cases
 @pytest.mark.parametrize("kind", ["closed", "cut", "status", "silent", "trickle"])
 @pytest.mark.parametrize("after_bytes", [0, 40, 300_000])
 def test_what_breaks_leaves_a_beginning_that_ranges_go_on_from(

@@ -157,6 +157,7 @@ def killed(packer, folder, value, *, at, **options):
     assert child.exitcode != 0
 
 
+@pytest.mark.long_cases
 @pytest.mark.slow
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: packer.__name__)
 @pytest.mark.parametrize("second", [1, 2])

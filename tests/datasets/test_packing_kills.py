@@ -44,13 +44,16 @@ def wanted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_next_run_of_a_stream_ends_the_same_whoever_was_killed(tmp_path):
+def test_the_next_run_of_a_stream_ends_the_same_whoever_was_killed(
+    tmp_path, every_case
+):
     chance, ends = random.Random(0), set()
+    kills = 7 if every_case else 4
     whole, path = tmp_path / "whole.lk", tmp_path / "c.lk"
     pack(SlowSpans(0.002), whole, spans=6, workers=0, shard_bytes=SHARD_BYTES)
 
-    for number in range(7):
-        kill = Kill(2, "fork", number / 20, chance.random(), spans=6)
+    for number in range(kills):
+        kill = Kill(2, "fork", number * 0.3 / kills, chance.random(), spans=6)
 
         ended, broken = broken_laws(path, kill, files_of(whole))
 
@@ -61,11 +64,13 @@ def test_the_next_run_of_a_stream_ends_the_same_whoever_was_killed(tmp_path):
 
 @pytest.mark.slow
 def test_any_process_is_killed_at_any_moment_and_the_next_run_ends_the_same(
-    tmp_path, wanted
+    tmp_path, wanted, every_case
 ):
     chance, ends = random.Random(0), set()
-    for number in range(14):
-        kill = Kill(chance.choice([1, 2, 4]), "fork", number / 40, chance.random())
+    kills = 14 if every_case else 7
+    for number in range(kills):
+        moment_s = number * 0.35 / kills
+        kill = Kill(chance.choice([1, 2, 4]), "fork", moment_s, chance.random())
 
         ended, broken = broken_laws(tmp_path / "c.lk", kill, wanted)
 
@@ -236,12 +241,13 @@ def packed_with_gate(path, kind, **options):
 @pytest.mark.parametrize("to_group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_no_process(
-    tmp_path, workers, to_group
+    tmp_path, workers, to_group, every_case
 ):
     """Workers are forked within the first 0.1 s, where hooks drop what is raised."""
-    chance, path = random.Random(workers), tmp_path / "c.lk"
+    chance = random.Random(2 * workers + to_group)
+    path = tmp_path / "c.lk"
     wanted = packed_with_gate(path, Gated, workers=0)
-    for _ in range(4):
+    for _ in range(4 if every_case else 2):
         kill = Kill(
             workers,
             "fork",
@@ -259,10 +265,12 @@ def test_an_interrupt_at_any_moment_ends_the_run_and_leaves_no_process(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupt_at_any_moment_ends_the_run_of_a_stream(tmp_path, workers):
+def test_an_interrupt_at_any_moment_ends_the_run_of_a_stream(
+    tmp_path, workers, every_case
+):
     chance, path = random.Random(workers), tmp_path / "c.lk"
     wanted = packed_with_gate(path, GatedSpans, spans=6, workers=0)
-    for number in range(4):
+    for number in range(4 if every_case else 2):
         kill = Kill(
             workers,
             "fork",
@@ -398,7 +406,7 @@ def test_a_dataset_that_cannot_be_sent_is_packed_by_forked_workers_where_they_ca
 def test_a_worker_that_fails_before_it_begins_is_told_to(tmp_path):
     """What it is sent looks sound here, and cannot be made again there."""
     with pytest.raises(DatasetError, match="ended before it began") as caught:
-        pack(MadeOnlyHere(), tmp_path / "c.lk", workers=2)
+        pack(MadeOnlyHere(), tmp_path / "c.lk", workers=1)
 
     assert "'spawn' starts Python anew" in caught.value.why
     assert "workers=0" in caught.value.fix

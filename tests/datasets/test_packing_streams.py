@@ -463,6 +463,7 @@ def pack_until_killed(source, path, workers, shards):
     return process.exitcode
 
 
+@pytest.mark.long_cases
 @pytest.mark.parametrize("shards", [1, 4, 8, 11])
 @pytest.mark.parametrize(("workers", "again"), [(0, 0), (2, 0), (2, 2), (1, 2)])
 @pytest.mark.slow

@@ -100,6 +100,7 @@ def status_in_a_fork(read):
     return os.waitpid(pid, 0)[1]
 
 
+@pytest.mark.long_cases
 @pytest.mark.parametrize(("kind", "reader"), WAYS)
 def test_a_shard_is_read_to_its_end_and_no_further(caches, kind, reader):
     dataset = loaderkit.open_cache(caches[kind])

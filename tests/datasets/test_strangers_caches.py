@@ -328,6 +328,7 @@ def ask_all(path):
             ask()
 
 
+@pytest.mark.long_cases
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(

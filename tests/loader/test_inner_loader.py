@@ -201,6 +201,7 @@ class LargeRows(Dataset):
         return torch.full((20_000,), row)
 
 
+@pytest.mark.long_cases
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 4])

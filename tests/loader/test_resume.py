@@ -388,6 +388,7 @@ class SaysItsState(Split):
         self.read = state["read"]
 
 
+@pytest.mark.long_cases
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 2])
