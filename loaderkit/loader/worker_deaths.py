@@ -229,7 +229,7 @@ class _DeathHandler:
         self.torchs_handler = torchs_handler
         # torch raises again at the end of each later child process, whosever it is, as
         # long as the iterator of the dead worker is there.
-        self._told_idle: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, number: int, frame: Any) -> None:
         """Pass the signal on; tell of a worker of ours with the samples' names."""
@@ -241,15 +241,15 @@ class _DeathHandler:
         except RuntimeError as error:
             if is_interrupted:
                 return
+            worker = _named_worker(error)
+            if worker is None:
+                raise
             death = _explain_running(error)
             if death is None:
-                worker = _idle_worker(error)
-                if worker is None:
-                    raise
-                if worker in self._told_idle:
+                if worker in self._told:
                     return
-                self._told_idle.add(worker)
                 death = _explain_idle(worker)
+            self._told.add(worker)
             try:
                 raise death from error
             finally:
@@ -266,8 +266,8 @@ def _explain_running(error: RuntimeError) -> LoaderError | None:
     return None
 
 
-def _idle_worker(error: RuntimeError) -> Any:
-    """Give the dead worker that waited for the next epoch; None if it was no such."""
+def _named_worker(error: RuntimeError) -> Any:
+    """Give the dead worker that torch names; None if it is not of a loader of ours."""
     pids = pids_in(error)
     for torch_iterator in list(_STARTED):
         for worker in workers_of(torch_iterator):

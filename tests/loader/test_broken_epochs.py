@@ -225,6 +225,26 @@ def test_after_a_death_the_other_workers_end_with_the_loader_without_a_collectio
 
 
 @pytest.mark.slow
+def test_a_death_that_was_told_in_the_loop_is_not_told_again_behind_it(tmp_path):
+    loader = build_loader(
+        Numbers(Kills(5, tmp_path / "note")),
+        batch_size=1,
+        num_workers=2,
+        persistent_workers=True,
+    )
+
+    def read_all():
+        for _ in loader:
+            time.sleep(0.1)
+
+    with pytest.raises(LoaderError, match="died while it made"):
+        read_all()
+
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    check_all_once(samples_of(loader))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_worker_that_dies_between_epochs_is_told_once_and_replaced(kind):
     others = worker_pids()
