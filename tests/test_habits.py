@@ -587,7 +587,7 @@ def test_the_next_of_old_tutorials_is_answered():
 
     assert len(eval(raised.value.fix, {"dataiter": dataiter})) == 2
     with pytest.raises(AttributeError, match="did you mean 'progress'"):
-        _ = dataiter.progres
+        _ = dataiter.progress_
 
 
 def test_batches_of_a_number_of_samples_are_the_loaders(dataset):
