@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from loaderkit.budget.batch.cost_model import (
     choose_budget,
     fit_cost_model,
 )
-from loaderkit.budget.batch.peak_model import PeakModel
+from loaderkit.budget.batch.peak_model import PeakModel, fit_peak_model
 from loaderkit.budget.batch.samples import Samples, read_samples
+from loaderkit.budget.step.allocation_log import Event
 from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.train_step import Step
 
 MIB = 2**20
@@ -516,6 +519,39 @@ def test_a_peak_of_another_moment_than_in_small_steps_is_predicted():
     truth = max(measure_step(model, pieces, step).values())
     assert plan.cost_model.peak_model.error < 0.01
     assert 0.97 * plan.limit < truth <= plan.limit
+
+
+def with_a_rehearsal(log, nbytes):
+    """Give a log in which an optimizer made its state in an update of its own first."""
+    begins_at = log.marks[0].position
+    rehearsal = [Event(-1, nbytes), Event(-1, -nbytes)]
+    return replace(
+        log,
+        events=log.events[:begins_at] + rehearsal + log.events[begins_at:],
+        marks=[mark._replace(position=mark.position + 2) for mark in log.marks],
+        inside={
+            position + 2 * (position >= begins_at): held
+            for position, held in log.inside.items()
+        },
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nbytes", [0, 4096, 64 * MIB])
+def test_what_lies_before_the_step_changes_no_prediction(nbytes):
+    """The first step that a process tracks with an optimizer has more events."""
+    sizes = [[2], [4], [6]]
+    logs = [
+        track_step(Quantised(), torch.randn(size, 3, 24, 24), Step(optimizer="adam"))
+        for [size] in sizes
+    ]
+
+    alike = fit_peak_model(["samples"], sizes, logs)
+    first_rehearses = [with_a_rehearsal(logs[0], nbytes), *logs[1:]]
+    unlike = fit_peak_model(["samples"], sizes, first_rehearses)
+
+    assert unlike.predict([[1], [100]]) == pytest.approx(alike.predict([[1], [100]]))
+    assert unlike.error == pytest.approx(alike.error)
 
 
 class Merging(nn.Module):

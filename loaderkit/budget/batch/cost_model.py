@@ -63,11 +63,14 @@ _UNEXPLAINED = 0.05
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
 with random edges) and what padding does (0.5 and more).  Beyond it no bound of nodes
 is given either: it would promise a peak for larger batches than were ever tracked."""
-_WORTH_LARGER_STEPS = 0.03
-"""Error above which larger steps are tried too, which take as long as the small ones.
-Chosen between what chance makes of graphs, as above (larger steps halved the error of
-one in six, that of 0.042), and models whose peak comes at another moment (0.038 and
-more of 36 models as users write them)."""
+_WORTH_LARGER_STEPS = 0.01
+"""Error above which larger steps are tried too, which take as long as the small ones:
+the peak may come at another moment there.  Chosen: above rounding; sizes that are equal
+leave nothing to chance."""
+_WORTH_LARGER_STEPS_OF_GRAPHS = 0.03
+"""The same where chance is in the edges, as above.  Chosen between what it makes of
+graphs (larger steps halved the error of one in six, that of 0.042), and models whose
+peak comes at another moment (0.038 and more of 36 models as users write them)."""
 _SAME_KERNELS = 0.005
 """Error up to which a peak model holds for another device: chosen between what devices
 round differently (512 B a tensor: 0.0001 in small steps) and what a kernel takes
@@ -310,7 +313,9 @@ def fit_cost_model(
                 cost_model, error = other, other_error
             if error <= _UNEXPLAINED:
                 break
-    if error > _WORTH_LARGER_STEPS:
+    has_edges = "graphs" in cost_model.samples.kind
+    worth = _WORTH_LARGER_STEPS_OF_GRAPHS if has_edges else _WORTH_LARGER_STEPS
+    if error > worth:
         # In steps that small another moment may be the peak than in those asked about,
         # such as the update of the largest layer.
         with contextlib.suppress(StepError):  # it may refuse as many

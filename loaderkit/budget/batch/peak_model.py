@@ -74,8 +74,9 @@ def fit_peak_model(
     """
     described = np.asarray(sizes, np.float64)
     table = np.hstack([np.ones((len(described), 1)), described])
-    has_same_order = len({len(log.events) for log in logs}) == 1
-    curves = [_live_bytes(log) if has_same_order else _phase_peaks(log) for log in logs]
+    curves = [_live_bytes(log) for log in logs]
+    if len({len(curve) for curve in curves}) > 1:
+        curves = [_phase_peaks(log) for log in logs]
     values = np.stack(curves)
 
     # Squares of lengths are millions of times the number of samples: without scaling
@@ -104,11 +105,16 @@ def prediction_error(predicted: ArrayLike, peaks: ArrayLike) -> float:
 
 
 def _live_bytes(log: Log) -> Floats:
-    """Sum the live bytes after every event ``[events]``."""
+    """Sum the live bytes as the step begins and after every event of it ``[events]``.
+
+    What lies before is no part of it, and not the same in all logs: an optimizer may
+    have made its state in an update of its own, in the first of them alone.
+    """
     sums = np.cumsum(changes_of(log), dtype=np.float64)
     for position, held in log.inside.items():
         sums[position] += held.likely
-    return sums
+    begins_at = log.marks[0].position if log.marks else 0
+    return sums[max(0, begins_at - 1) :]
 
 
 def _phase_peaks(log: Log) -> Floats:
