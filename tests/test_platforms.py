@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,27 @@ from loaderkit.memory.clibrary import c_library
 SIMULATION = Path(__file__).with_name("simulated_platform.py")
 
 
+@pytest.fixture
+def folder_on_disk():
+    """A folder outside of /dev/shm, which the other platforms do not have."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["windows", "macos"])
-def test_every_main_path_works_without_what_the_platform_lacks(tmp_path, platform):
+def test_every_main_path_works_without_what_the_platform_lacks(
+    folder_on_disk, platform
+):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SIMULATION), platform, str(tmp_path)],
+        [sys.executable, "-W", "ignore", SIMULATION, platform, folder_on_disk],
         capture_output=True,
         text=True,
         check=False,
     )
 
     assert done.returncode == 0, done.stderr[-3000:]
-    outcomes = json.loads((tmp_path / "outcomes.json").read_text())
+    outcomes = json.loads((folder_on_disk / "outcomes.json").read_text())
     assert "has no attribute 'memfd_create'" in outcomes.pop("planted")
     assert {k: v for k, v in outcomes.items() if v != "fine"} == {}
     assert "pack with a spawned worker" in outcomes

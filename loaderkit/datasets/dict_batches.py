@@ -262,6 +262,8 @@ def _refuse_what_is_no_mapping(samples: Sequence[Any], path: tuple[Any, ...]) ->
     """
     first = samples[0]
     for position, sample in enumerate(samples):
+        if sample is None:
+            continue  # told by whoever catches the error of asking it for a key
         if type(sample) is not type(first) and not isinstance(sample, Mapping):
             field = f"{'.'.join(map(str, path))!r} of samples" if path else "Samples"
             message = f"{field} 0 and {position} of a batch cannot be joined: "

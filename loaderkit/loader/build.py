@@ -122,7 +122,7 @@ def _check_device_argument(device: object, dataset: object) -> None:
         fix = f"build_loader(dataset, batch_size={int(device)})"
     elif isinstance(device, int):
         fix = f"device='cuda:{int(device)}'"
-    elif _are_columns(dataset, device):
+    elif device is not dataset and _are_columns(dataset, device):
         why = "it has as many items as the dataset: both are probably a part of each "
         why += "sample"
         kind = "TensorDataset" if isinstance(device, torch.Tensor) else "StackDataset"
