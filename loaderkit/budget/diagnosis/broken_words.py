@@ -23,6 +23,17 @@ class _Seam(NamedTuple):
     by_terminal: bool
     """A terminal broke other lines as long as this one."""
 
+    @classmethod
+    def between(cls, line: str, following: str, *, by_terminal: bool = False) -> _Seam:
+        """Look at the last word of a line and the first of the next."""
+        # Searched from where it can begin: from the start of a line it takes as long as
+        # all the rest together.
+        last = _LAST_WORD.search(line, max(0, len(line) - _LONGEST_PART))
+        first = _FIRST_WORD.match(following)
+        left = last.group() if last is not None else ""
+        right = first.group() if first is not None else ""
+        return cls(line, following, left, right, by_terminal)
+
     @property
     def halves(self) -> str:
         """Both words with the break between them."""
@@ -41,13 +52,7 @@ def is_broken_word(line: str, following: str, *, by_terminal: bool = False) -> b
     >>> is_broken_word("out of mem", "ory. 1.6"), is_broken_word("of", "memory")
     (True, False)
     """
-    # Searched from where it can begin: from the start of a line it takes as long as
-    # all the rest together.
-    last = _LAST_WORD.search(line, max(0, len(line) - _LONGEST_PART))
-    first = _FIRST_WORD.match(following)
-    left = last.group() if last is not None else ""
-    right = first.group() if first is not None else ""
-    seam = _Seam(line, following, left, right, by_terminal)
+    seam = _Seam.between(line, following, by_terminal=by_terminal)
     answers = (question(seam) for question in _QUESTIONS)
     return next((answer for answer in answers if answer is not None), False)
 
@@ -239,11 +244,10 @@ def is_surely_broken(line: str, following: str) -> bool:
     """
     if _is_part_of_long_word(line, following):
         return False
-    last = _LAST_WORD.search(line, max(0, len(line) - _LONGEST_PART))
-    first = _FIRST_WORD.match(following)
-    if last is None or first is None:
+    seam = _Seam.between(line, following)
+    left, right = seam.left, seam.right
+    if not left or not right:
         return False
-    left, right = last.group(), first.group()
     if not left[-1].isalnum() or not right[0].isalnum():
         return False
     if _SINGLE_LETTER.match(following) or _CONTRACTION.match(following):
