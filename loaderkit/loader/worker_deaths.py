@@ -9,6 +9,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
+
 from loaderkit.errors import LoaderError
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sample_names import names_of
@@ -37,6 +39,8 @@ _WATCHED: weakref.WeakSet[WorkerDeaths] = weakref.WeakSet()
 """Of running iterations: a signal tells of a death, and not whose worker it was."""
 _STARTED: weakref.WeakSet[Any] = weakref.WeakSet()
 """torch's iterators that have workers: kept ones outlive the iterations they serve."""
+_PIDS: set[int] = set()
+"""Of all workers of ours: some outlive the iterator that would say whose they are."""
 
 
 class WorkerDeaths:
@@ -77,6 +81,11 @@ class WorkerDeaths:
         """Tell of a death wherever the main thread is, not only when a batch is due."""
         _WATCHED.add(self)
         _STARTED.add(self._torch_iterator)
+        started = {worker.pid for worker in workers_of(self._torch_iterator)}
+        # Of a process that is gone torch does not tell: one number a worker that was
+        # ever started would grow with the epochs.
+        _PIDS.intersection_update(set(filter(psutil.pid_exists, _PIDS)))
+        _PIDS.update(started)
         _handle_deaths()
 
     def explain_torchs_error(self, error: RuntimeError) -> LoaderError | None:
@@ -241,10 +250,13 @@ class _DeathHandler:
         except RuntimeError as error:
             if is_interrupted:
                 return
-            worker = _named_worker(error)
-            if worker is None:
+            if not pids_in(error) & _PIDS:
                 raise
-            death = _explain_running(error)
+            dead = _needed_worker(error)
+            if dead is None:
+                return
+            worker, is_idle = dead
+            death = None if is_idle else _explain_running(error)
             if death is None:
                 if worker in self._told:
                     return
@@ -266,20 +278,39 @@ def _explain_running(error: RuntimeError) -> LoaderError | None:
     return None
 
 
-def _named_worker(error: RuntimeError) -> Any:
-    """Give the dead worker that torch names; None if it is not of a loader of ours."""
+class _Needed(NamedTuple):
+    """A worker that more batches are wanted of."""
+
+    worker: Any
+    is_idle: bool
+    """Of this epoch it has given its share; it is kept for the next one."""
+
+
+def _needed_worker(error: RuntimeError) -> _Needed | None:
+    """Find the dead worker that torch names; None if no more was wanted of it.
+
+    That is so once all batches were given, or its share of a stream, or the loop was
+    left.  A library that crashes as its process ends must not take the epoch with it.
+    """
     pids = pids_in(error)
     for torch_iterator in list(_STARTED):
-        for worker in workers_of(torch_iterator):
-            if worker.pid in pids:
-                return worker
+        if getattr(torch_iterator, "_shutdown", False):
+            continue
+        workers = workers_of(torch_iterator)
+        # torch's own note of the workers that it waits for, made behind their start.
+        has_more = getattr(torch_iterator, "_workers_status", [True] * len(workers))
+        for worker, is_waited_for in zip(workers, has_more, strict=True):
+            if worker.pid not in pids:
+                continue
+            if is_waited_for or torch_iterator._persistent_workers:
+                return _Needed(worker, is_idle=not is_waited_for)
     return None
 
 
 def _explain_idle(worker: Any) -> LoaderError:
     worker.join(timeout=_JOIN_S)
     cause = cause_of(worker.exitcode, read_host(), out_of_memory=False)
-    message = "A worker that was kept for the next epoch died while no epoch was read."
+    message = "A worker that was kept for the next epoch died."
     fix = f"{cause.fix}; if you go on, nothing is lost: the next epoch starts new ones"
     return LoaderError(message, why=cause.why, fix=fix)
 

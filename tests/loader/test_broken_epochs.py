@@ -8,6 +8,7 @@ process or in another, gets every sample that the loop was not given, and each o
 import dis
 import gc
 import json
+import multiprocessing.util
 import os
 import resource
 import signal
@@ -258,7 +259,7 @@ def test_a_kept_worker_that_dies_between_epochs_is_told_once_and_replaced(kind):
         os.kill(victim, signal.SIGKILL)
         time.sleep(20)  # the signal of its end wakes this up
 
-    with pytest.raises(LoaderError, match="died while no epoch was read") as caught:
+    with pytest.raises(LoaderError, match="was kept for the next epoch died") as caught:
         kill_and_wait()
 
     assert "SIGKILL" in caught.value.why
@@ -269,6 +270,62 @@ def test_a_kept_worker_that_dies_between_epochs_is_told_once_and_replaced(kind):
     check_all_once(
         go_on(lambda: build_loader(kind(), batch_size=2, num_workers=2), state)
     )
+
+
+class CrashesAtItsEnd(IterableDataset):
+    """A worker gives all its samples, and is killed as its process ends.
+
+    So does a library whose clean-up crashes.
+    """
+
+    def __iter__(self):
+        self.end = multiprocessing.util.Finalize(
+            None, os.kill, args=(os.getpid(), signal.SIGKILL), exitpriority=0
+        )
+        return iter(Stream())
+
+
+def read_whole(loader):
+    check_all_once(samples_of(loader))
+
+
+def leave_the_loop(loader):
+    for _ in loader:
+        break
+
+
+def leave_a_cycle(loader):
+    iterator = iter(loader)
+    next(iterator)
+    cycle = [iterator]
+    cycle.append(cycle)
+    del iterator, cycle
+    gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("read", [read_whole, leave_the_loop, leave_a_cycle])
+def test_a_worker_that_crashes_as_it_ends_is_no_news(
+    monkeypatch, read, persistent_workers
+):
+    others = worker_pids()
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    loader = build_loader(
+        CrashesAtItsEnd(),
+        batch_size=2,
+        num_workers=2,
+        persistent_workers=persistent_workers,
+    )
+
+    read(loader)
+    read_whole(loader)
+    del loader
+    gc.collect()
+
+    assert not dropped
+    assert not worker_pids() - others
 
 
 class Interrupt:
