@@ -108,20 +108,21 @@ def no_such_attribute(
         why = hint.why or "it has another name here"
         return NoSuchAttributeError(message, why=why, fix=hint.fix)
     variable = usual_variable(kind)
-    for part in parts:
-        inside = vars(owner).get(part) if hasattr(owner, "__dict__") else None
-        if inside is None:
-            inside = getattr(owner, part, None)
-        if isinstance(inside, Mapping):
-            keys = [key for key in inside if str(key).replace(" ", "_") == name]
+    for part_name in parts:
+        inner = vars(owner).get(part_name) if hasattr(owner, "__dict__") else None
+        if inner is None:
+            inner = getattr(owner, part_name, None)
+        if isinstance(inner, Mapping):
+            keys = [key for key in inner if str(key).replace(" ", "_") == name]
             if keys:
-                why, fix = f"it is in {part}", f"{variable}.{part}[{keys[0]!r}]"
+                why = f"it is in {part_name}"
+                fix = f"{variable}.{part_name}[{keys[0]!r}]"
                 return NoSuchAttributeError(message, why=why, fix=fix)
-        elif inside is not None and _has(inside, name):
+        elif inner is not None and _has(inner, name):
             # In the class first: a property is not computed, nor warns, for a message.
-            member = getattr(type(inside), name, None) or getattr(inside, name)
+            member = getattr(type(inner), name, None) or getattr(inner, name)
             call = "()" if callable(member) else ""
-            why, fix = f"{part} has it", f"{variable}.{part}.{name}{call}"
+            why, fix = f"{part_name} has it", f"{variable}.{part_name}.{name}{call}"
             return NoSuchAttributeError(message, why=why, fix=fix)
     named = {*dir(owner), *_fields_of(owner)}
     names = sorted(attribute for attribute in named if not attribute.startswith("_"))

@@ -183,7 +183,8 @@ def _refuse_call(
     why = "it takes nothing"
     if parameters:
         why = f"by position it takes {', '.join(by_position) or 'nothing'}"
-        others = [part.name for part in parameters if part.name not in by_position]
+        names = [parameter.name for parameter in parameters]
+        others = [name for name in names if name not in by_position]
         if others:
             why += "; the others by name"
     fix = f"{caller}({', '.join(required)})"
@@ -690,8 +691,8 @@ def check_function_of_samples(function: object, *, with_indices: bool) -> None:
         OptionError: It cannot be called, or not so.
     """
     check_callable("function", function, "lambda sample: ...")
-    given = ("sample", "row") if with_indices else ("sample",)
-    refused = refusal_of_call(cast("Callable[..., Any]", function), *given)
+    arguments = ("sample", "row") if with_indices else ("sample",)
+    refused = refusal_of_call(cast("Callable[..., Any]", function), *arguments)
     if refused is None:
         return
     message = f"function cannot be called: {refused}."
@@ -894,7 +895,7 @@ def check_cache_path(path: object) -> None:
     elif isinstance(path, Mapping):
         fix = "{name: open_cache(path) for name, path in paths.items()}"
     elif isinstance(path, list | tuple) and all(
-        isinstance(part, str | os.PathLike) for part in path
+        isinstance(item, str | os.PathLike) for item in path
     ):
         why = "each cache has a path"
         fix = "concat(paths, path) to make one cache of them, or open each by itself"

@@ -54,7 +54,7 @@ def check_joined_alike(dataset: object) -> None:
     Raises:
         LoaderError: It is one.
     """
-    _check_parts([dataset])
+    _check_members([dataset])
 
 
 def fill_padding(dataset: object, batch: Any) -> None:
@@ -64,7 +64,7 @@ def fill_padding(dataset: object, batch: Any) -> None:
         dataset: What the samples are of.
         batch: Padded with zeros; changed in place.
     """
-    first, *_ = _parts_of([dataset])
+    first, *_ = _members_of([dataset])
     if type(first) is StackDataset:
         for key in _keys_of(first):
             fill_padding(first.datasets[key], batch[key])
@@ -72,13 +72,13 @@ def fill_padding(dataset: object, batch: Any) -> None:
         first.fill_padding(batch)
 
 
-def _parts_of(datasets: Iterable[object]) -> Iterator[Any]:
+def _members_of(datasets: Iterable[object]) -> Iterator[Any]:
     """Go through what concatenations are made of, and subsets are parts of."""
     for dataset in datasets:
         while isinstance(dataset, Subset):
             dataset = dataset.dataset
         if isinstance(dataset, ConcatDataset):
-            yield from _parts_of(dataset.datasets)
+            yield from _members_of(dataset.datasets)
         else:
             yield dataset
 
@@ -90,15 +90,19 @@ def _collate_of(datasets: Iterable[object]) -> Collate | None:
         None where one is of another library, or joins its samples otherwise.
     """
     # A dataset may be there twice, as that of two subsets.
-    parts = list({id(part): part for part in _parts_of(datasets)}.values())
-    if all(type(part) is StackDataset for part in parts):
-        return _collate_of_stacks(parts)
-    cached = [part for part in map(as_cached, parts) if part is not None]
-    settings = [_joining_settings(part) for part in cached]
-    if len(cached) < len(parts) or any(other != settings[0] for other in settings):
+    members = list({id(member): member for member in _members_of(datasets)}.values())
+    if all(type(member) is StackDataset for member in members):
+        return _collate_of_stacks(members)
+    cached = _cached_among(members)
+    settings = [_joining_settings(dataset) for dataset in cached]
+    if len(cached) < len(members) or any(other != settings[0] for other in settings):
         return None
     first, *others = cached
     return (first.joins_with(others) if others else first).collate
+
+
+def _cached_among(members: Iterable[object]) -> list[CachedSamples]:
+    return [cached for cached in map(as_cached, members) if cached is not None]
 
 
 def _collate_of_stacks(stacks: Sequence[StackDataset[Any]]) -> Collate | None:
@@ -114,8 +118,8 @@ def _collate_of_stacks(stacks: Sequence[StackDataset[Any]]) -> Collate | None:
 
 def _keys_of(stack: StackDataset[Any]) -> Collection[Any]:
     """List the keys, or numbers, of the items of a stack's samples."""
-    parts = stack.datasets
-    return parts.keys() if isinstance(parts, dict) else range(len(parts))
+    datasets = stack.datasets
+    return datasets.keys() if isinstance(datasets, dict) else range(len(datasets))
 
 
 def _joining_settings(dataset: CachedSamples) -> tuple[Any, ...]:
@@ -165,44 +169,44 @@ class _JoinStacked:
         return items if isinstance(samples[0], dict) else list(items.values())
 
 
-def _check_parts(datasets: Iterable[object]) -> None:
-    parts = list(_parts_of(datasets))
-    stacks = [part for part in parts if type(part) is StackDataset]
-    if len(stacks) == len(parts):
+def _check_members(datasets: Iterable[object]) -> None:
+    members = list(_members_of(datasets))
+    stacks = [member for member in members if type(member) is StackDataset]
+    if len(stacks) == len(members):
         keys = _keys_of(stacks[0])
         if all(list(_keys_of(stack)) == list(keys) for stack in stacks):
             for key in keys:
-                _check_parts([stack.datasets[key] for stack in stacks])
+                _check_members([stack.datasets[key] for stack in stacks])
         return
-    cached = [part for part in map(as_cached, parts) if part is not None]
-    if not cached or _collate_of(parts) is not None:
+    cached = _cached_among(members)
+    if not cached or _collate_of(members) is not None:
         return
     field = cached[0].ragged_field(cached[1:])
     if field is not None:
-        raise _joined_in_two_ways(parts, field)
+        raise _joined_in_two_ways(members, field)
 
 
-def _joined_in_two_ways(parts: Sequence[Any], field: str) -> LoaderError:
-    """Say which parts join a ragged field otherwise than the first of ours does."""
-    for number, part in enumerate(parts):
-        if as_cached(part) is None:
+def _joined_in_two_ways(members: Sequence[Any], field: str) -> LoaderError:
+    """Say which members join a ragged field otherwise than the first of ours does."""
+    for number, member in enumerate(members):
+        if as_cached(member) is None:
             message = f"{field} differs in length, and part {number} of the "
-            message += f"ConcatDataset, {kind_of(part)}, is not packed."
+            message += f"ConcatDataset, {kind_of(member)}, is not packed."
             why = "torch joins the samples then, which cannot join other lengths"
             fix = "loaderkit.pack(part, path), or loaderkit.extend(cache, part); or "
             return LoaderError(message, why=why, fix=f"{fix}collate_fn=... for all")
-    first, *others = parts
-    for number, part in enumerate(others, start=1):
+    first, *others = members
+    for number, other in enumerate(others, start=1):
         for name in _JOINING:
             value = getattr(first, name, None)
-            other_value = getattr(part, name, None)
+            other_value = getattr(other, name, None)
             if value != other_value:
                 message = f"Parts 0 and {number} of the ConcatDataset join {field} in "
                 message += f"two ways: {name}={value!r} and {name}={other_value!r}."
                 why = "a batch may hold samples of both"
                 fix = f"the same {name} for all parts; or collate_fn=... for all"
                 return LoaderError(message, why=why, fix=fix)
-    classes = " and ".join(sorted({type(part).__name__ for part in parts}))
+    classes = " and ".join(sorted({type(member).__name__ for member in members}))
     message = f"The parts of the ConcatDataset join {field} in ways of their own."
     why = f"they are of {classes}"
     return LoaderError(message, why=why, fix="collate_fn=... for all")

@@ -233,7 +233,7 @@ def ask_identity(dataset: object) -> str | None:
         rows = _rows_of(dataset, rows)
         dataset = dataset.dataset
     if is_plain_concatenation(dataset):
-        identities = [ask_identity(part) for part in dataset.datasets]
+        identities = [ask_identity(member) for member in dataset.datasets]
         known = [identity for identity in identities if identity is not None]
         # One part that cannot tell may have changed: then nothing can be said.
         if len(known) < len(identities):
@@ -304,8 +304,8 @@ def let_go_of_shards(dataset: object) -> None:
     """Have a dataset leave room to workers, if it holds what they may need."""
     inner = innermost(dataset)
     if isinstance(inner, ConcatDataset):
-        for part in inner.datasets:
-            let_go_of_shards(part)
+        for member in inner.datasets:
+            let_go_of_shards(member)
     # A concatenation of ours answers neither: it has no shards beside its parts'.
     cached = as_cached(inner)
     if cached is not None:

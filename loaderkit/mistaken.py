@@ -21,7 +21,7 @@ from loaderkit.units import count_of
 class Mistake(NamedTuple):
     """Something that has rows of some kind, but not samples."""
 
-    what: str
+    message: str
     """What was given."""
     why: str
     """Why it is no dataset."""
@@ -54,42 +54,42 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     name = type(given).__name__
     if isinstance(given, str | bytes | os.PathLike):
         path = os.fsdecode(given)
-        what = f"A path is no dataset: {given!r}."
+        message = f"A path is no dataset: {given!r}."
         if reader := reader_of(path):
             why = "its letters are no samples; the file may have some"
-            return Mistake(what, why, reader)
+            return Mistake(message, why, reader)
         why = "its letters are no samples; what reads it is one"
-        return Mistake(what, why, f"loaderkit.open_cache({path!r})")
-    what = f"{with_article(name)} is no dataset."
+        return Mistake(message, why, f"loaderkit.open_cache({path!r})")
+    message = f"{with_article(name)} is no dataset."
     if isinstance(given, type):
-        what = f"{given.__name__} is a class, not a dataset."
-        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+        message = f"{given.__name__} is a class, not a dataset."
+        return Mistake(message, "it was not called", f"{given.__name__}(...)")
     if is_pyg_data(given):
         if isinstance(given, import_pyg().batch):
-            return Mistake(what, "it is one batch", "batch.to_data_list()")
-        return Mistake(what, "it is one graph", "[graph]")
+            return Mistake(message, "it is one batch", "batch.to_data_list()")
+        return Mistake(message, "it is one graph", "[graph]")
     if isinstance(given, AsyncIterable):
         why = "its samples are awaited one by one, and what reads them does not wait"
         preparation = (IMPORT_ASYNCIO, DEFINE_READ_ALL)
-        return Mistake(what, why, "asyncio.run(read_all(samples))", preparation)
+        return Mistake(message, why, "asyncio.run(read_all(samples))", preparation)
     if isinstance(given, Coroutine):
         why = "it was not awaited"
-        return Mistake(what, why, "asyncio.run(coroutine)", (IMPORT_ASYNCIO,))
+        return Mistake(message, why, "asyncio.run(coroutine)", (IMPORT_ASYNCIO,))
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
-            return Mistake(what, why, instead)
+            return Mistake(message, why, instead)
     if hasattr(given, "ndim") and hasattr(given, "item") and not given.ndim:
-        return Mistake(what, "it is one number", "[sample]")
+        return Mistake(message, "it is one number", "[sample]")
     # A mapping or a list may well be a dataset: only some are told apart.
     if isinstance(given, Mapping):
-        return _mistaken_mapping(given, what)
+        return _mistaken_mapping(given, message)
     if isinstance(given, list | tuple) and given and all(map(_is_dataset, given)):
         why = f"it holds {count_of(len(given), 'datasets')}, which would be its samples"
         instead = "torch.utils.data.ConcatDataset(datasets)"
-        return Mistake(what, why, instead)
+        return Mistake(message, why, instead)
     if hasattr(given, "iloc"):
         why = "its rows are not what table[0] gives"
-        return Mistake(what, why, 'table.to_dict("records")')
+        return Mistake(message, why, 'table.to_dict("records")')
     return None
 
 
@@ -103,32 +103,32 @@ def mistaken_for_batch(given: object) -> Mistake | None:
         What it is, and what was probably meant; None where it may be a batch.
     """
     name = type(given).__name__
-    what = f"{with_article(name)} is no batch."
+    message = f"{with_article(name)} is no batch."
     if given is None:
         return Mistake("None is no batch.", "nothing was given", "next(iter(loader))")
     if isinstance(given, str | bytes | os.PathLike):
         path = os.fsdecode(given)
         if re.fullmatch(r"\s*[\d.,_]+\s*([kmgt]i?)?b\s*", path, re.IGNORECASE):
-            what = f"A size is no batch: {given!r}."
+            message = f"A size is no batch: {given!r}."
             why = "the batch comes behind the model, and the limit behind it"
-            return Mistake(what, why, f"(model, batch, {path!r})")
+            return Mistake(message, why, f"(model, batch, {path!r})")
         instead = f"loaderkit.open_cache({path!r}).batch(range(32))"
         return Mistake(f"A path is no batch: {given!r}.", "it was not read", instead)
     if isinstance(given, type):
-        what = f"{given.__name__} is a class, not a batch."
-        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+        message = f"{given.__name__} is a class, not a batch."
+        return Mistake(message, "it was not called", f"{given.__name__}(...)")
     if isinstance(given, torch.nn.Module):
-        return Mistake(what, "it is a model, which comes first", "(model, batch)")
+        return Mistake(message, "it is a model, which comes first", "(model, batch)")
     if isinstance(given, DataLoader):
-        return Mistake(what, "it gives batches", "next(iter(loader))")
+        return Mistake(message, "it gives batches", "next(iter(loader))")
     if isinstance(given, Iterator):
-        return Mistake(what, "it gives batches", "next(batches)")
+        return Mistake(message, "it gives batches", "next(batches)")
     if isinstance(given, list) and given and all(map(is_pyg_data, given)):
         instead = "torch_geometric.data.Batch.from_data_list(graphs)"
-        return Mistake(what, "its graphs were not joined", instead)
+        return Mistake(message, "its graphs were not joined", instead)
     if _is_dataset(given):
         instead = "next(iter(loaderkit.build_loader(dataset, batch_size=32)))"
-        return Mistake(what, "it has samples, which a loader joins", instead)
+        return Mistake(message, "it has samples, which a loader joins", instead)
     return None
 
 
@@ -157,14 +157,14 @@ def mistaken_for_tensors(given: object, model: torch.nn.Module) -> Mistake | Non
         return Mistake(f"{given} is no batch.", why, f"batch = next(iter({loader}))")
     zeros = _zeros_of(given, _dtype_taken(model))
     if zeros is not None:
-        what = f"A shape is no batch: {given!r}."
-        return Mistake(what, _TAKES_TENSORS, f"batch = {zeros}")
-    parts: list[object] = []
+        message = f"A shape is no batch: {given!r}."
+        return Mistake(message, _TAKES_TENSORS, f"batch = {zeros}")
+    values: list[object] = []
     if isinstance(given, Mapping):
-        parts = list(given.values())
+        values = list(given.values())
     elif isinstance(given, list | tuple):
-        parts = list(given)
-    if any(isinstance(part, np.ndarray) for part in parts):
+        values = list(given)
+    if any(isinstance(value, np.ndarray) for value in values):
         instead = "batch = torch.utils.data.default_convert(batch)"
         return Mistake("Arrays are no tensors.", _TAKES_TENSORS, instead)
     return None
@@ -180,12 +180,12 @@ def _zeros_of(given: object, dtype: torch.dtype) -> str | None:
     if all(isinstance(size, int) and size > 0 for size in given):
         sizes = ", ".join(map(str, given))
         return f"torch.zeros({sizes}{_dtype_in_code(dtype)})"
-    parts = [_zeros_of(part, dtype) for part in given]
-    if None in parts:
+    zeros = [_zeros_of(shape, dtype) for shape in given]
+    if None in zeros:
         return None
     # What a loss compares with is not always of the dtype that the model takes.
-    shown = ", ".join(map(str, parts))
-    return f"({shown},)" if len(parts) == 1 else f"({shown})"
+    shown = ", ".join(map(str, zeros))
+    return f"({shown},)" if len(zeros) == 1 else f"({shown})"
 
 
 def _dtype_in_code(dtype: torch.dtype) -> str:
@@ -216,35 +216,37 @@ def mistaken_for_model(given: object, call: str) -> Mistake | None:
     if isinstance(given, torch.nn.Module):
         return None
     name = type(given).__name__
-    what = f"{with_article(name)} is no model."
+    message = f"{with_article(name)} is no model."
     if given is None:
         return Mistake("None is no model.", "nothing was given", "torch.nn.Module()")
     if isinstance(given, type):
-        what = f"{given.__name__} is a class, not a model."
-        return Mistake(what, "it was not called", f"{given.__name__}(...)")
+        message = f"{given.__name__} is a class, not a model."
+        return Mistake(message, "it was not called", f"{given.__name__}(...)")
     if isinstance(given, torch.optim.Optimizer):
         instead = call.removesuffix(")")
         if "optimizer" not in call:
             instead += ", optimizer=optimizer"
-        return Mistake(what, "it is an optimizer", f"{instead})")
+        return Mistake(message, "it is an optimizer", f"{instead})")
     values = list(given.values()) if isinstance(given, Mapping) else []
     if values and all(isinstance(value, torch.Tensor) for value in values):
-        return Mistake(what, "it holds tensors", "model, after load_state_dict(state)")
+        return Mistake(
+            message, "it holds tensors", "model, after load_state_dict(state)"
+        )
     # Some datasets can be called, and stand here where the arguments were exchanged.
     if callable(given) and not isinstance(given, Dataset):
         why = "its parameters are not known"
-        return Mistake(what, why, "a torch.nn.Module that calls it in forward")
-    return Mistake(what, "the model comes first", call)
+        return Mistake(message, why, "a torch.nn.Module that calls it in forward")
+    return Mistake(message, "the model comes first", call)
 
 
-def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:
+def _mistaken_mapping(given: Mapping[Any, Any], message: str) -> Mistake | None:
     """Recognise several datasets by name, and columns by name."""
     if not given or not all(isinstance(name, str) for name in given):
         return None
     names = list(given)
     if all(map(_is_dataset, given.values())):
         why = f"it holds the datasets {', '.join(names)}"
-        return Mistake(what, why, f"datasets[{names[0]!r}]")
+        return Mistake(message, why, f"datasets[{names[0]!r}]")
     columns = list(given.values())
     if not all(map(_is_column, columns)) or len(set(map(len, columns))) != 1:
         return None
@@ -253,7 +255,7 @@ def _mistaken_mapping(given: Mapping[Any, Any], what: str) -> Mistake | None:
         # text.
         return None
     why = "it holds columns, and a dataset has rows"
-    return Mistake(what, why, "torch.utils.data.StackDataset(**columns)")
+    return Mistake(message, why, "torch.utils.data.StackDataset(**columns)")
 
 
 def _is_column(values: object) -> bool:

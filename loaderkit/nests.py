@@ -90,8 +90,8 @@ def map_leaves(
     if kind is None:
         changed: T = change(nest)
         return changed
-    parts = [map_leaves(change, part, is_leaf) for part in kind.parts(nest)]
-    refilled: T = kind.refill(nest, parts)
+    children = [map_leaves(change, child, is_leaf) for child in kind.children(nest)]
+    refilled: T = kind.refill(nest, children)
     return refilled
 
 
@@ -143,8 +143,8 @@ def _leaves_below(nest: object, is_leaf: IsLeaf | None) -> Iterator[Any]:
     if kind is None:
         yield nest
     else:
-        for part in kind.parts(nest):
-            yield from _leaves_below(part, is_leaf)
+        for child in kind.children(nest):
+            yield from _leaves_below(child, is_leaf)
 
 
 class _Kind(NamedTuple):
@@ -152,10 +152,10 @@ class _Kind(NamedTuple):
 
     matches: Callable[[Any], bool]
     """Tells whether a value is one."""
-    parts: Callable[[Any], list[Any]]
+    children: Callable[[Any], list[Any]]
     """Lists what is in it."""
     refill: Callable[[Any, list[Any]], Any]
-    """Makes a new one like it, with other parts in the order of ``parts``."""
+    """Makes a new one like it, with other values in the order of ``children``."""
 
 
 def _kind_of(value: object, is_leaf: IsLeaf | None) -> _Kind | None:
@@ -171,33 +171,33 @@ def _kind_of(value: object, is_leaf: IsLeaf | None) -> _Kind | None:
     return None
 
 
-def _graph_parts(graph: BaseData) -> list[Any]:
+def _graph_children(graph: BaseData) -> list[Any]:
     return [value for store in graph.stores for value in store.values()]
 
 
-def _refill_graph(graph: BaseData, parts: list[Any]) -> BaseData:
+def _refill_graph(graph: BaseData, children: list[Any]) -> BaseData:
     # Not PyG's ``apply``: it hands every leaf to the function, keeps the old value if
     # that raises anything at all, and makes lists of tuples.
     copied = copy.copy(graph)
-    next_part = iter(parts)
+    next_child = iter(children)
     for store in copied.stores:
         for name in list(store.keys()):
-            store[name] = next(next_part)
+            store[name] = next(next_child)
     return copied
 
 
-def _packed_parts(packed: PackedSequence) -> list[Any]:
-    # ``batch_sizes`` is no part: torch wants it on the CPU, wherever the data is.
+def _packed_children(packed: PackedSequence) -> list[Any]:
+    # ``batch_sizes`` is no child: torch wants it on the CPU, wherever the data is.
     return [packed.data, packed.sorted_indices, packed.unsorted_indices]
 
 
-def _refill_packed(packed: PackedSequence, parts: list[Any]) -> PackedSequence:
-    data, sorted_indices, unsorted_indices = parts
+def _refill_packed(packed: PackedSequence, children: list[Any]) -> PackedSequence:
+    data, sorted_indices, unsorted_indices = children
     return type(packed)(data, packed.batch_sizes, sorted_indices, unsorted_indices)
 
 
-def _refill_mapping(mapping: Mapping[Any, Any], parts: list[Any]) -> Any:
-    items = dict(zip(mapping, parts, strict=True))
+def _refill_mapping(mapping: Mapping[Any, Any], children: list[Any]) -> Any:
+    items = dict(zip(mapping, children, strict=True))
     if type(mapping) is dict:
         return items
     mapping_type: Any = type(mapping)
@@ -205,8 +205,8 @@ def _refill_mapping(mapping: Mapping[Any, Any], parts: list[Any]) -> Any:
         return mapping_type(items)
     # One by one: ``ModelOutput`` of transformers refuses ``update``.
     copied = copy.copy(mapping)
-    for key, part in items.items():
-        copied[key] = part
+    for key, child in items.items():
+        copied[key] = child
     return copied
 
 
@@ -215,46 +215,48 @@ def is_named_tuple(value: object) -> TypeGuard[NamedTuple]:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _refill_named_tuple(value: NamedTuple, parts: list[Any]) -> Any:
-    # ``_make`` takes the parts whatever the class's own ``__new__`` takes.
-    return type(value)._make(parts)
+def _refill_named_tuple(value: NamedTuple, children: list[Any]) -> Any:
+    # ``_make`` takes the values whatever the class's own ``__new__`` takes.
+    return type(value)._make(children)
 
 
-def _refill_list(values: list[Any], parts: list[Any]) -> list[Any]:
+def _refill_list(values: list[Any], children: list[Any]) -> list[Any]:
     if type(values) is list:
-        return parts
+        return children
     copied = copy.copy(values)
-    copied[:] = parts
+    copied[:] = children
     return copied
 
 
-def _refill_tuple(values: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
-    return type(values)(parts)
+def _refill_tuple(values: tuple[Any, ...], children: list[Any]) -> tuple[Any, ...]:
+    return type(values)(children)
 
 
 def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _dataclass_parts(value: DataclassInstance) -> list[Any]:
+def _dataclass_children(value: DataclassInstance) -> list[Any]:
     return [getattr(value, field.name) for field in dataclasses.fields(value)]
 
 
-def _refill_dataclass(value: DataclassInstance, parts: list[Any]) -> Any:
+def _refill_dataclass(value: DataclassInstance, children: list[Any]) -> Any:
     # Not ``dataclasses.replace``: it runs ``__post_init__`` again, which may scale or
     # shift what it has already scaled, and it cannot give an ``InitVar``.
     copied = copy.copy(value)
-    for field, part in zip(dataclasses.fields(value), parts, strict=True):
+    for field, child in zip(dataclasses.fields(value), children, strict=True):
         # As the __init__ of a frozen dataclass does; nobody else has the copy yet.
-        object.__setattr__(copied, field.name, part)
+        object.__setattr__(copied, field.name, child)
     return copied
 
 
 _KINDS = (
-    _Kind(is_pyg_data, _graph_parts, _refill_graph),
+    _Kind(is_pyg_data, _graph_children, _refill_graph),
     # Before named tuples, of which it is one.
     _Kind(
-        lambda value: isinstance(value, PackedSequence), _packed_parts, _refill_packed
+        lambda value: isinstance(value, PackedSequence),
+        _packed_children,
+        _refill_packed,
     ),
     # Before dataclasses: a ``ModelOutput`` is both, and its items follow no attribute
     # that is set past its own ``__setattr__``.
@@ -266,7 +268,7 @@ _KINDS = (
     _Kind(is_named_tuple, list, _refill_named_tuple),
     _Kind(lambda value: isinstance(value, list), list, _refill_list),
     _Kind(lambda value: isinstance(value, tuple), list, _refill_tuple),
-    _Kind(_is_dataclass, _dataclass_parts, _refill_dataclass),
+    _Kind(_is_dataclass, _dataclass_children, _refill_dataclass),
 )
 """In the order in which they are asked; a new container is a row."""
 
@@ -326,8 +328,9 @@ def _parts_of_wrapper(
 ) -> list[torch.Tensor]:
     names, _ = flatten_subclass()
     wrapped = [getattr(tensor, name) for name in names]
-    if not all(isinstance(part, torch.Tensor) for part in wrapped):
+    if not all(isinstance(component, torch.Tensor) for component in wrapped):
         return [tensor]
     # EdgeIndex of PyG does not name its ``_T_index``, the indices of its transpose.
-    inner = {id(part): part for part in flatten_tensors([wrapped, vars(tensor)])}
-    return [part for whole in inner.values() for part in dense_parts(whole)]
+    held = flatten_tensors([wrapped, vars(tensor)])
+    unique = {id(component): component for component in held}
+    return [dense for component in unique.values() for dense in dense_parts(component)]

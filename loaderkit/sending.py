@@ -63,8 +63,8 @@ def can_fork(**parts: object) -> bool:
 
 
 def _why_parts_unsendable(parts: Mapping[str, Any]) -> str:
-    for name, part in parts.items():
-        reason = _why_part_unsendable(name, part)
+    for name, value in parts.items():
+        reason = _why_part_unsendable(name, value)
         if reason:
             return reason
     return ""

@@ -190,7 +190,7 @@ def _is_for_main_alone(test: ast.expr) -> bool:
     if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
         return False
     compared = (test.left, *test.comparators)
-    texts = [part.value for part in compared if isinstance(part, ast.Constant)]
+    texts = [operand.value for operand in compared if isinstance(operand, ast.Constant)]
     return texts == ["__main__"]
 
 

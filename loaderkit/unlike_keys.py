@@ -211,28 +211,28 @@ def find_none(samples: Sequence[Any], field: str = "") -> NoneBeside | None:
     >>> find_none([{"x": 1, "y": {"z": [2]}}, {"x": 1, "y": {"z": None}}])[:3]
     ("['y']['z']", 1, 0)
     """
-    nones = [place for place, sample in enumerate(samples) if sample is None]
-    others = [place for place, sample in enumerate(samples) if sample is not None]
+    nones = [position for position, sample in enumerate(samples) if sample is None]
+    others = [position for position, sample in enumerate(samples) if sample is not None]
     if not others:
         return None
     first = samples[others[0]]
     if nones:
         return NoneBeside(field, nones[0], others[0], first)
-    found = []
+    nones_in_fields = []
     if isinstance(first, Mapping) and all(isinstance(s, Mapping) for s in samples):
         shared = [key for key in first if all(key in sample for sample in samples)]
         for key in shared:
-            parts = [sample[key] for sample in samples]
-            found.append(find_none(parts, f"{field}[{key!r}]"))
+            values = [sample[key] for sample in samples]
+            nones_in_fields.append(find_none(values, f"{field}[{key!r}]"))
     elif isinstance(first, list | tuple) and all(
         isinstance(sample, list | tuple) and len(sample) == len(first)
         for sample in samples
     ):
         for number, items in enumerate(zip(*samples, strict=True)):
-            found.append(find_none(items, f"{field}[{number}]"))
-    known = [each for each in found if each is not None]
+            nones_in_fields.append(find_none(items, f"{field}[{number}]"))
+    known = [none for none in nones_in_fields if none is not None]
     beside_joined = [
-        each for each in known if not isinstance(each.value, int | float | str | bytes)
+        none for none in known if not isinstance(none.value, int | float | str | bytes)
     ]
     return next(iter([*beside_joined, *known]), None)
 
@@ -262,8 +262,8 @@ def find_only_none(samples: Sequence[Any], field: str = "") -> str | None:
     ):
         keys = list(range(len(first)))
     for key in keys:
-        parts = [sample[key] for sample in samples]
-        found = find_only_none(parts, f"{field}[{key!r}]")
-        if found is not None:
-            return found
+        values = [sample[key] for sample in samples]
+        only_none = find_only_none(values, f"{field}[{key!r}]")
+        if only_none is not None:
+            return only_none
     return None

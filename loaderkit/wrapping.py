@@ -37,8 +37,8 @@ def wrap_lines(text: str, *, unbroken: Iterable[str] = ()) -> str:
               fits as much as fits as much as fits
     """  # noqa: E501 -- this is the width
     # The longest first: another may be a part of it.
-    for part in sorted(set(unbroken), key=len, reverse=True):
-        text = text.replace(part, part.replace(" ", _HELD_SPACE))
+    for phrase in sorted(set(unbroken), key=len, reverse=True):
+        text = text.replace(phrase, phrase.replace(" ", _HELD_SPACE))
     wrapped = "\n".join(map(_wrap_line, text.splitlines()))
     return wrapped.replace(_HELD_SPACE, " ")
 

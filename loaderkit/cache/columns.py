@@ -426,15 +426,15 @@ class ShardBuffer:
 
     def _arrays_of_column(self, name: str) -> dict[str, ShardArray]:
         """Lay out a column of all blocks that have it."""
-        parts = [
-            _ColumnPart(first_sample, block.columns[name], block.file)
+        block_parts = [
+            _BlockPart(first_sample, block.columns[name], block.file)
             for first_sample, block in self._blocks
             if name in block.columns
         ]
         # Columns that loaderkit counts with keep their int64: a batch sums them up.
-        arrays = _arrays_of_parts(parts, narrows="@" not in name)
-        if sum(part.column.count for part in parts) < self.samples:
-            rows = np.concatenate([part.rows() for part in parts])
+        arrays = _arrays_of_parts(block_parts, narrows="@" not in name)
+        if sum(block_part.column.count for block_part in block_parts) < self.samples:
+            rows = np.concatenate([block_part.rows() for block_part in block_parts])
             arrays["rows"] = ShardArray.of(rows)
         return arrays
 
@@ -443,7 +443,7 @@ _ZERO_IF_ABSENT = ("@inc", "@variant")
 """Ends of the names of columns that are zero where they are left out."""
 
 
-class _ColumnPart(NamedTuple):
+class _BlockPart(NamedTuple):
     """What a block has of a column."""
 
     first_sample: int
@@ -460,62 +460,61 @@ class _ColumnPart(NamedTuple):
 
 
 def _arrays_of_parts(
-    parts: list[_ColumnPart], *, narrows: bool
+    block_parts: list[_BlockPart], *, narrows: bool
 ) -> dict[str, ShardArray]:
     """Lay out a column by how its samples differ in shape (see layout.py).
 
     Args:
-        parts: What each block has of it.
+        block_parts: What each block has of it.
         narrows: Keep integers in the fewest bytes that hold them.
 
     Returns:
         ``values``, and where they are needed ``offsets`` and ``shapes``.
     """
-    ndim = parts[0].column.ndim
-    sample_count = sum(part.column.count for part in parts)
+    ndim = block_parts[0].column.ndim
+    sample_count = sum(block_part.column.count for block_part in block_parts)
     shapes = np.empty((sample_count, ndim), "<i8")
     filled = 0
-    for part in parts:
-        shape_of_sample = np.frombuffer(part.column.shapes, "<i8")
-        stop = filled + part.column.count
-        shapes[filled:stop] = shape_of_sample.reshape(part.column.count, ndim)
+    for block_part in block_parts:
+        shape_of_sample = np.frombuffer(block_part.column.shapes, "<i8")
+        stop = filled + block_part.column.count
+        shapes[filled:stop] = shape_of_sample.reshape(block_part.column.count, ndim)
         filled = stop
 
     first = shapes[0].tolist()
     if (shapes == first).all():
-        return {
-            "values": _values_of_parts(parts, (sample_count, *first), narrows=narrows)
-        }
+        shape = (sample_count, *first)
+        return {"values": _values_of_parts(block_parts, shape, narrows=narrows)}
 
     # Rows without a number in them, such as [3, 0], would not say how many they are.
     rows_are_alike = (shapes[:, 1:] == first[1:]).all() and shapes[:, 1:].all()
     if rows_are_alike:
         offsets = _exclusive_cumsum(shapes[:, 0])
         values = _values_of_parts(
-            parts, (int(offsets[-1]), *first[1:]), narrows=narrows
+            block_parts, (int(offsets[-1]), *first[1:]), narrows=narrows
         )
         return {"values": values, "offsets": ShardArray.of(offsets)}
 
     offsets = _exclusive_cumsum(shapes.prod(axis=1))
     return {
-        "values": _values_of_parts(parts, (int(offsets[-1]),), narrows=narrows),
+        "values": _values_of_parts(block_parts, (int(offsets[-1]),), narrows=narrows),
         "offsets": ShardArray.of(offsets),
         "shapes": ShardArray.of(shapes),
     }
 
 
 def _values_of_parts(
-    parts: list[_ColumnPart], shape: tuple[int, ...], *, narrows: bool
+    block_parts: list[_BlockPart], shape: tuple[int, ...], *, narrows: bool
 ) -> ShardArray:
     """Join the values of a column."""
-    bounds = _joint_bounds(part.column.bounds() for part in parts)
-    dtype = np.dtype(parts[0].column.dtype)
+    bounds = _joint_bounds(block_part.column.bounds() for block_part in block_parts)
+    dtype = np.dtype(block_parts[0].column.dtype)
     if narrows and bounds is not None:
         dtype = narrowest_dtype(dtype, bounds)
 
     def pieces() -> Iterator[NDArray[Any]]:
-        for part in parts:
-            for piece in part.column.pieces(part.file):
+        for block_part in block_parts:
+            for piece in block_part.column.pieces(block_part.file):
                 yield piece.astype(dtype, copy=False)
 
     return ShardArray(dtype, shape, pieces, bounds)
@@ -575,26 +574,26 @@ class ArrayDeduplicator:
 
         Args:
             name: The column's name.
-            arrays: Its arrays by part.
+            arrays: Its arrays by what they are for, such as ``offsets``.
 
         Returns:
             The arrays to write, by their name in the shard.
         """
-        name_of_part: dict[str, str] = {}
+        name_of_role: dict[str, str] = {}
         new_arrays: dict[str, ShardArray] = {}
-        for part, values in arrays.items():
-            own_name = f"{name}/{part}"
+        for role, values in arrays.items():
+            own_name = f"{name}/{role}"
             array_name = self._name_of_equal(_NamedArray(own_name, values))
             if array_name == own_name:
                 new_arrays[array_name] = values
-            name_of_part[part] = array_name
+            name_of_role[role] = array_name
 
         low, high = _bounds_of_column(name, arrays["values"])
         self.columns[name] = Column(
-            values=name_of_part["values"],
-            offsets=name_of_part.get("offsets"),
-            shapes=name_of_part.get("shapes"),
-            rows=name_of_part.get("rows"),
+            values=name_of_role["values"],
+            offsets=name_of_role.get("offsets"),
+            shapes=name_of_role.get("shapes"),
+            rows=name_of_role.get("rows"),
             low=low,
             high=high,
         )

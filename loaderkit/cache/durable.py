@@ -166,10 +166,10 @@ def make_folders(folder: Path) -> bool:
     Raises:
         OSError: A system call failed.
     """
-    missing = [part for part in (folder, *folder.parents) if not part.is_dir()]
-    for part in reversed(missing):
-        part.mkdir(exist_ok=True)
-        sync_folder(part.parent)
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
     return bool(missing)
 
 

@@ -173,8 +173,8 @@ class RowRanges:
 
     def row_index(self) -> Ints:
         """Give the rows of a batch that lies in one part, sample after sample."""
-        [part] = self.parts
-        return part.row_index(self.ends[:-1])
+        [part_ranges] = self.parts
+        return part_ranges.row_index(self.ends[:-1])
 
     def moved(self, starts_of_parts: Mapping[int, Ints]) -> RowRanges:
         """Give the same rows where some parts hold them elsewhere.
@@ -184,9 +184,9 @@ class RowRanges:
                 number of the part.
         """
         parts = []
-        for part in self.parts:
-            starts = starts_of_parts.get(part.number)
-            parts.append(part if starts is None else part.moved(starts))
+        for part_ranges in self.parts:
+            starts = starts_of_parts.get(part_ranges.number)
+            parts.append(part_ranges if starts is None else part_ranges.moved(starts))
         return RowRanges(tuple(parts), self.lengths)
 
     def output_rows(self, part: int) -> Ints:
@@ -395,8 +395,8 @@ def _are_runs_long(ranges: RowRanges, out: NDArray[Any], add: Ints | None) -> bo
 
 
 def _are_arrays(values_of_parts: PartValues, ranges: RowRanges) -> bool:
-    for part in ranges.parts:
-        values: object = values_of_parts[part.number]
+    for part_ranges in ranges.parts:
+        values: object = values_of_parts[part_ranges.number]
         if not isinstance(values, np.ndarray):
             return False
     return True
@@ -410,9 +410,9 @@ def _gather_by_index(
         _take(only_values, ranges, out, add)
         return
     addends = _addends(add, ranges, out)
-    for number, part in enumerate(ranges.parts):
-        values: Any = values_of_parts[part.number]
-        rows = values.take(part.row_index(), axis=0, mode="clip")
+    for number, part_ranges in enumerate(ranges.parts):
+        values: Any = values_of_parts[part_ranges.number]
+        rows = values.take(part_ranges.row_index(), axis=0, mode="clip")
         output_rows = ranges.output_rows(number)
         if addends is None:
             out[output_rows] = rows
@@ -543,10 +543,10 @@ def _slices_by_part(
     tuple costs 0.3 us more a sample, and a generator 0.15, where the copy of a small
     sample takes as long.
     """
-    for part in ranges.parts:
-        values = values_of_parts[part.number]
-        starts, lengths = part.starts, part.lengths
-        positions = part.positions
+    for part_ranges in ranges.parts:
+        values = values_of_parts[part_ranges.number]
+        starts, lengths = part_ranges.starts, part_ranges.lengths
+        positions = part_ranges.positions
         if not isinstance(values, np.ndarray):
             # Samples of one compressed chunk follow each other: it is undone once.
             order = starts.argsort(kind="stable")

@@ -299,11 +299,11 @@ class ObjectStore:
     def _read_parts(self, name: str, start: int, stop: int, system: _Try) -> bytes:
         starts = list(range(start, stop, self._part_bytes))
         stops = [*starts[1:], stop]
-        parts = system.read_parts(system.path(name), starts, stops)
-        for part, first, last in zip(parts, starts, stops, strict=True):
-            if len(part) != last - first:
-                raise _cut_short(len(part), last - first)
-        return b"".join(parts)
+        contents = system.read_parts(system.path(name), starts, stops)
+        for content, first, last in zip(contents, starts, stops, strict=True):
+            if len(content) != last - first:
+                raise _cut_short(len(content), last - first)
+        return b"".join(contents)
 
     def _ask_for_smaller_parts(self) -> None:
         self._part_bytes = max(_LEAST_PART_BYTES, self._part_bytes // 8)
@@ -474,13 +474,13 @@ class _Try:
             ]
             return [_result_within(self._retries, call) for call in calls]
         paths = [path] * len(starts)
-        parts: list[Any] = self.call(
+        results: list[Any] = self.call(
             "cat_ranges", paths, starts, stops, on_error="return"
         )
-        for part in parts:
-            if isinstance(part, BaseException):
-                raise part
-        return parts
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     @property
     def _protocols(self) -> set[str]:
@@ -565,16 +565,16 @@ def _check_url(url: str) -> None:
     Raises:
         OptionError: It does.
     """
-    for part in url.split("::"):
-        protocol, separator, rest = part.partition("://")
+    for inner_url in url.split("::"):
+        protocol, separator, location = inner_url.partition("://")
         protocol = protocol.lower()
         bucket = "host" if protocol in _OF_HOSTS else "bucket"
         fault = ""
         if protocol in _OF_HOSTS | _WITHOUT_FOLDERS and separator:
-            fault = "" if rest.partition("/")[0] else f"it names no {bucket}"
+            fault = "" if location.partition("/")[0] else f"it names no {bucket}"
         if protocol in _OF_HOSTS and not fault:
             try:
-                parts = urlsplit(part)
+                parts = urlsplit(inner_url)
                 (parts.hostname or "").encode("idna")
                 _ = parts.port
             except ValueError as error:

@@ -150,8 +150,10 @@ def _verify_stored(storage: Storage) -> Verification:
 def _verification_of(
     path: str, findings: list[str | CacheError], samples: int = 0, nbytes: int = 0
 ) -> Verification:
-    errors = (part if isinstance(part, CacheError) else None for part in findings)
-    return Verification(path, samples, nbytes, tuple(map(str, findings)), tuple(errors))
+    errors = tuple(
+        finding if isinstance(finding, CacheError) else None for finding in findings
+    )
+    return Verification(path, samples, nbytes, tuple(map(str, findings)), errors)
 
 
 def _find_damage_in_folder(folder: Path, shard: Shard) -> CacheError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import os
 import warnings
 from collections.abc import Mapping
@@ -604,8 +605,9 @@ def _ask_about_raw_that_nobody_reads(cls: type, raw: Path) -> None:
     has_own_init = not is_own(next(c for c in cls.__mro__ if "__init__" in vars(c)))
     if is_own(cls) or has_own_init:
         return
-    code = [code for kind in cls.__mro__ if not is_own(kind) for code in _code_in(kind)]
-    if not any("raw" in part.co_names for part in code):
+    users_classes = [kind for kind in cls.__mro__ if not is_own(kind)]
+    code_objects = itertools.chain.from_iterable(map(_code_in, users_classes))
+    if not any("raw" in code_object.co_names for code_object in code_objects):
         name = cls.__name__
         text = f"{name} was given {str(raw)!r} as its raw data, and no method of it "
         text += f"reads self.raw: did you mean {name}(cache={str(raw)!r})? Without a "
@@ -617,9 +619,9 @@ def _ask_about_raw_that_nobody_reads(cls: type, raw: Path) -> None:
 def _code_in(kind: type) -> Iterator[CodeType]:
     """Go through the code that stands in a class's body."""
     for value in vars(kind).values():
-        parts = [value, *(getattr(value, name, None) for name in _ACCESSORS)]
-        for part in parts:
-            code = getattr(inspect.unwrap(part), "__code__", None)
+        functions = [value, *(getattr(value, name, None) for name in _ACCESSORS)]
+        for function in functions:
+            code = getattr(inspect.unwrap(function), "__code__", None)
             if isinstance(code, CodeType):
                 yield from _with_inner_code(code)
 

@@ -197,9 +197,13 @@ class BatchJoining(SampleReading[T]):
         Returns:
             As code writes it; None where caches have none, and for graphs.
         """
-        datasets = [part for part in (self, *others) if part.cache is not None]
-        parts = [part._open_cache().field_shapes for part in datasets]
-        for path, by_kind in together(parts).items():
+        caches = [
+            dataset._open_cache()
+            for dataset in (self, *others)
+            if dataset.cache is not None
+        ]
+        shapes_of_caches = [opened.field_shapes for opened in caches]
+        for path, by_kind in together(shapes_of_caches).items():
             if any(shapes.joining is Joining.RAGGED for shapes in by_kind.values()):
                 return "".join(f"[{key!r}]" for key in path) or "a sample"
         return None
@@ -300,7 +304,7 @@ class BatchJoining(SampleReading[T]):
             values: Tensors and arrays.
         """
         datasets = (self, *self._loaderkit.beside)
-        caches = [part._open_cache() for part in datasets if part.reads_cache]
+        caches = [dataset._open_cache() for dataset in datasets if dataset.reads_cache]
         # Asked of the caches and not of the batch: a field that happens to have one
         # length in one batch must be joined there as in the others.
         if caches:

@@ -237,8 +237,8 @@ def _encode_one(
     # SystemExit: a library that calls sys.exit() in ``load`` would end a worker without
     # a word about the sample.  A Ctrl-C goes through.
     except (Exception, SystemExit) as error:
-        what = f"Sample {key!r} (row {row:,} of {len(source):,})"
-        raise about_sample(what, error) from error
+        sample_name = f"Sample {key!r} (row {row:,} of {len(source):,})"
+        raise about_sample(sample_name, error) from error
     into.append(key, encoded)
 
 
@@ -247,19 +247,23 @@ def content_digest(digests: bytes | bytearray) -> str:
     return xxhash.xxh3_128_hexdigest(digests)
 
 
-def about_sample(what: str, error: BaseException) -> LoaderkitError:
+def about_sample(sample_name: str, error: BaseException) -> LoaderkitError:
     """Say with which sample something went wrong.
 
     Args:
-        what: The sample, as a message begins.
+        sample_name: The sample, as a message begins.
         error: What its source raised, or what cannot be stored of it.
     """
     if isinstance(error, DatasetError):
-        return DatasetError(f"{what}: {error.what}", why=error.why, fix=error.advice)
+        return DatasetError(
+            f"{sample_name}: {error.what}", why=error.why, fix=error.advice
+        )
     # A disk that is full, a cache that is damaged: that is about no sample.
     if isinstance(error, LoaderkitError):
         return error
-    message = f"{what} could not be loaded: {type(error).__name__}: {_text_of(error)}"
+    message = (
+        f"{sample_name} could not be loaded: {type(error).__name__}: {_text_of(error)}"
+    )
     fix = "correct or leave out this sample and run again; finished shards are kept"
     return DatasetError(message, why=where_raised(error), fix=fix)
 

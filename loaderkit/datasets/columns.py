@@ -205,9 +205,9 @@ def check_column(
     Raises:
         DatasetError: A sample has no such field, or they take more together.
     """
-    given: object = name  # by who checks no types
-    if not isinstance(given, str) and not are_names(given):
-        raise refuse_field_name(opened, given)
+    unchecked_name: object = name  # by who checks no types
+    if not isinstance(unchecked_name, str) and not are_names(unchecked_name):
+        raise refuse_field_name(opened, unchecked_name)
     variants = opened.variants(rows)
     nbytes = 0
     for number in occurring(variants):

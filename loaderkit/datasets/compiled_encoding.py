@@ -591,8 +591,8 @@ class _DictReader:
         # A key of a class of its own may be equal to a text, and is refused.
         if not _TEXTS.issuperset(map(type, value)):
             return False
-        for part, reader in zip(value.values(), self._readers, strict=True):
-            if not reader.read(part, into, graph):
+        for item, reader in zip(value.values(), self._readers, strict=True):
+            if not reader.read(item, into, graph):
                 return False
         return True
 
@@ -609,8 +609,8 @@ class _SequenceReader:
             return False
         if self._is_named and not is_storable_named_tuple(value):
             return False
-        for part, reader in zip(value, self._readers, strict=True):
-            if not reader.read(part, into, graph):
+        for item, reader in zip(value, self._readers, strict=True):
+            if not reader.read(item, into, graph):
                 return False
         return True
 
@@ -706,11 +706,11 @@ class _StoreReader:
         if rules.add_nodes and nest.nodes is not None:
             nodes = int(values[nest.nodes])
         self._readers = []
-        for path, (key, child), part in zip(
+        for path, (key, child), field_value in zip(
             paths.fields, nest.items(), store.values(), strict=True
         ):
             field = _Field(key, rules.are_own, values, nodes)
-            self._readers.append(_reader_of(path, child, part, field))
+            self._readers.append(_reader_of(path, child, field_value, field))
 
     def read(self, graph: BaseData, store: BaseStorage, into: EncodedSample) -> bool:
         """Add what is in the store of a graph to what was read of the graph."""
@@ -721,8 +721,8 @@ class _StoreReader:
         # Whether PyG can count the nodes, the names of the fields decide.
         nodes = int(store.num_nodes or 0) if self._counts_nodes else 0
         where = _Graph(graph, store, nodes)
-        for part, reader in zip(fields.values(), self._readers, strict=True):
-            if not reader.read(part, into, where):
+        for field_value, reader in zip(fields.values(), self._readers, strict=True):
+            if not reader.read(field_value, into, where):
                 return False
         if self._counts_nodes:
             into.values.append(_PACK_INT(nodes))

@@ -110,10 +110,10 @@ def concat(
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
         raise OptionError(message, why="it is one path", fix=fix)
     # It comes from the user, and types are not checked when a program runs.
-    given: object = caches
-    if not isinstance(given, Iterable):
+    unchecked: object = caches
+    if not isinstance(unchecked, Iterable):
         name = "caches"
-        raise refuse_value(name, given, "a list of caches", ["day1.lk", "day2.lk"])
+        raise refuse_value(name, unchecked, "a list of caches", ["day1.lk", "day2.lk"])
     check_truth("overwrite", overwrite)
     classes = check_classes(classes)
     originals = list(caches)
@@ -377,8 +377,9 @@ def _plan_join(stores: Sequence[Store]) -> _JoinPlan:
     structure = Structure.from_json(stores[0].manifest.structure)
     renamings = []
     for store in stores:
-        part = Structure.from_json(store.manifest.structure)
-        renamings.append(Renaming.between(part, structure, f"of {store.path}"))
+        store_structure = Structure.from_json(store.manifest.structure)
+        renaming = Renaming.between(store_structure, structure, f"of {store.path}")
+        renamings.append(renaming)
 
     compressions = [store.manifest.compression for store in stores]
     return _JoinPlan(

@@ -343,15 +343,17 @@ class Encoder:
             fix = "store its .value" if isinstance(value, enum.Enum) else ""
             raise _cannot_store_error(path, value, why, fix)
         try:
-            keys, parts, cls = row.flatten(value)
+            keys, child_values, cls = row.flatten(value)
         except UnstorableValueError as error:
             raise _cannot_store_error(path, value, error.why, error.fix) from None
         if row.is_composite:
-            _check_composite(path, value, row, dict(zip(keys, parts, strict=True)))
+            by_key = dict(zip(keys, child_values, strict=True))
+            _check_composite(path, value, row, by_key)
         children = []
-        for name, key, part in zip(distinct_names(keys), keys, parts, strict=True):
-            part_rule = _rule_of(row, key, rule)
-            children.append(self.node(join_path(path, name), part, part_rule))
+        names = distinct_names(keys)
+        for name, key, child_value in zip(names, keys, child_values, strict=True):
+            child_rule = _rule_of(row, key, rule)
+            children.append(self.node(join_path(path, name), child_value, child_rule))
         written_keys = written_keys_of(row.kind, keys)
         return Nest(row.kind, cls, keys, tuple(children), None, written_keys)
 

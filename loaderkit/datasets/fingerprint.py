@@ -190,20 +190,20 @@ _LEFT_BY_LOADING: dict[tuple[str, str], str] = {}
 value is and the hash that it left.  A few texts a variable and cache packed."""
 
 
-def note_values_left(found: CodeRead, left: CodeRead) -> None:
+def note_values_left(before: CodeRead, after: CodeRead) -> None:
     """Let values that packing has changed count as what they were before.
 
     A tokenizer that remembers its last padding would make the next cache of the same
     script stale otherwise: in the next run nothing is packed before that is opened.
 
     Args:
-        found: The code and its values before samples were read.
-        left: The same code right behind.
+        before: The code and its values before samples were read.
+        after: The same code right behind.
     """
-    for place, before in found.values.items():
-        after = left.values.get(place, before)
-        if after != before:
-            _LEFT_BY_LOADING[place, after] = before
+    for location, xxh3_before in before.values.items():
+        xxh3_after = after.values.get(location, xxh3_before)
+        if xxh3_after != xxh3_before:
+            _LEFT_BY_LOADING[location, xxh3_after] = xxh3_before
 
 
 def read_code(load: Callable[..., Any]) -> CodeRead:
@@ -332,9 +332,10 @@ class _Visited(set[object]):
         """Note that code changes a value, or what an attribute of it is or holds."""
         self.changed.add((id(value), attribute))
         if attribute is not None:
-            part = inspect.getattr_static(value, attribute, None)
-            if constant_text(part) is None:  # many variables may be the same number
-                self.changed.add((id(part), None))
+            attribute_value = inspect.getattr_static(value, attribute, None)
+            # Not of a number: many variables may be the same one.
+            if constant_text(attribute_value) is None:
+                self.changed.add((id(attribute_value), None))
 
     def is_changed(self, held: _Held) -> bool:
         """Tell whether the code that was read changes a value."""
@@ -668,9 +669,9 @@ def _held_texts(held: _Held, visited: _Visited) -> Iterator[str]:
         if not visited.counts_filled:
             filled = _attributes_filled_by_use(type(value))
         if filled:
-            for name, part in sorted(vars(value).items()):
+            for name, attribute in sorted(vars(value).items()):
                 if name not in filled:
-                    texts += _state_texts(part, name, visited, held.place)
+                    texts += _state_texts(attribute, name, visited, held.place)
             texts += _value_texts([type(value)], visited)
         else:
             texts += _state_texts(value, held.name, visited, held.place)

@@ -62,9 +62,9 @@ def _is_lambda_of_other_source(
         ast.Expression(lambdas[0]), "<lambda>", "eval", dont_inherit=True
     )
     # Beside the lambda there are the defaults of its arguments.
-    inner = [part for part in compiled.co_consts if isinstance(part, types.CodeType)]
-    of_source = [part for part in inner if part.co_name == code.co_name]
-    if [_constants_in(part) for part in of_source] != [_constants_in(code)]:
+    inner = [const for const in compiled.co_consts if isinstance(const, types.CodeType)]
+    of_source = [candidate for candidate in inner if candidate.co_name == code.co_name]
+    if [_constants_in(candidate) for candidate in of_source] != [_constants_in(code)]:
         return True
     lines = [line for _, _, line in code.co_lines() if line is not None]
     # The end of each expression, which Python 3.10 does not tell.
@@ -167,13 +167,14 @@ def changes_in(function: types.FunctionType) -> set[Changed]:
     """
     node = _own_node(function)
     changed: list[ast.expr] = []
-    for part in () if node is None else ast.walk(node):
-        if isinstance(part, ast.Attribute) and part.attr in _CHANGING_METHODS:
-            changed.append(part.value)
-        elif isinstance(part, ast.Subscript):
-            changed += [] if isinstance(part.ctx, ast.Load) else [part.value]
-        elif isinstance(part, ast.Attribute):
-            changed += [] if isinstance(part.ctx, ast.Load) else [part]
+    for inner in () if node is None else ast.walk(node):
+        match inner:
+            case ast.Attribute(attr=name) if name in _CHANGING_METHODS:
+                changed.append(inner.value)
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                changed.append(inner)
+            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+                changed.append(inner.value)
     changes = set()
     for target in changed:
         attribute = None
@@ -302,21 +303,21 @@ def _node_of_code(code: types.CodeType) -> ast.AST | None:
     # Positions in the file's lines, from 0 where the source was cut out.
     indent = len(source.splitlines()[0]) - len(dedented.splitlines()[0])
     first = code.co_firstlineno - 1
-    places = [
+    positions = [
         (line - first, column - indent)
         for line, _, column, _ in code.co_positions()
         # What Python adds at the start of a function has column 0, or none.
         if line is not None and column
     ]
-    enclosing = [node for node in lambdas if _encloses(node, places)]
+    enclosing = [node for node in lambdas if _encloses(node, positions)]
     return enclosing[-1] if enclosing else tree
 
 
-def _encloses(node: ast.Lambda, places: list[tuple[int, int]]) -> bool:
-    """Tell whether all places, as line and column, are in the body of a lambda."""
+def _encloses(node: ast.Lambda, positions: list[tuple[int, int]]) -> bool:
+    """Tell whether all positions, as line and column, are in the body of a lambda."""
     begin = (node.body.lineno, node.body.col_offset)
     end = (node.body.end_lineno or 0, node.body.end_col_offset or 0)
-    return all(begin <= place <= end for place in places)
+    return all(begin <= position <= end for position in positions)
 
 
 def values_bound_to(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -319,10 +319,13 @@ class BatchGather:
         """
         if column.row_shape is not None:
             return column.row_shape
-        parts = [share.part for share in self.selection.by_part(column)]
-        row_shapes = {part.values.shape[1:] for part in parts}
-        has_own_shapes = any(p.shapes is not None or p.unstackable for p in parts)
-        if len(row_shapes) > 1 or has_own_shapes:
+        row_shapes = set()
+        for share in self.selection.by_part(column):
+            column_part = share.part
+            if column_part.shapes is not None or column_part.unstackable:
+                raise UnlikeShapesError(column.name)
+            row_shapes.add(column_part.values.shape[1:])
+        if len(row_shapes) > 1:
             raise UnlikeShapesError(column.name)
         return row_shapes.pop()
 

@@ -201,11 +201,11 @@ class _DictField:
         self._fields = fields
 
     def join(self, gather: BatchGather) -> JoinedField:
-        parts = {key: field.join(gather) for key, field in self._fields.items()}
+        joined_fields = {key: field.join(gather) for key, field in self._fields.items()}
         return JoinedField(
-            {key: part.value for key, part in parts.items()},
-            {key: part.slices for key, part in parts.items()},
-            {key: part.increments for key, part in parts.items()},
+            {key: joined.value for key, joined in joined_fields.items()},
+            {key: joined.slices for key, joined in joined_fields.items()},
+            {key: joined.increments for key, joined in joined_fields.items()},
         )
 
 
@@ -327,12 +327,12 @@ def batch_and_ptr(slices: Any) -> tuple[Any, Any]:
         batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         return batch, slices - slices[:1]
     if isinstance(slices, dict):
-        pairs = {key: batch_and_ptr(part) for key, part in slices.items()}
+        pairs = {key: batch_and_ptr(inner) for key, inner in slices.items()}
         batches = {key: batch for key, (batch, _) in pairs.items()}
         ptrs = {key: ptr for key, (_, ptr) in pairs.items()}
         return batches, ptrs
     if isinstance(slices, list) and isinstance(slices[0], torch.Tensor):
-        items = [batch_and_ptr(part) for part in slices]
+        items = [batch_and_ptr(inner) for inner in slices]
         return [batch for batch, _ in items], [ptr for _, ptr in items]
     return None, None
 

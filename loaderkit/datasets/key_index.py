@@ -84,11 +84,11 @@ def first_doubled(keys: Sequence[Any]) -> Doubled | None:
     """
     if isinstance(keys, range):
         return None  # of numbers that differ
-    found = [_first_of_one_hash(keys, _hashes_of, key_text)]
+    pairs = [_first_of_one_hash(keys, _hashes_of, key_text)]
     # Equal texts and integers are called alike.
     if not isinstance(keys, Texts | Integers):
-        found.append(_first_of_one_hash(keys, _hashes_of_values, _comparable))
-    doubled = [pair for pair in found if pair is not None]
+        pairs.append(_first_of_one_hash(keys, _hashes_of_values, _comparable))
+    doubled = [pair for pair in pairs if pair is not None]
     return min(doubled, key=operator.attrgetter("second"), default=None)
 
 

@@ -60,18 +60,20 @@ def key_in_code(key: object) -> str:
 def _nest_in_code(key: tuple[Any, ...] | list[Any] | frozenset[Any]) -> str:
     """Write a key that holds others; one of a class of the user's as that says."""
     kind = type(key)
-    parts = list(map(key_in_code, key))
+    item_texts = list(map(key_in_code, key))
     if kind is list:
-        return f"[{', '.join(parts)}]"
+        return f"[{', '.join(item_texts)}]"
     if kind is tuple:
-        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-    if kind is frozenset and parts:
+        # A tuple of one item has a comma behind it.
+        return f"({', '.join(item_texts)}{',' if len(item_texts) == 1 else ''})"
+    if kind is frozenset and item_texts:
         # Its own order differs from process to process.
-        return f"frozenset({{{', '.join(sorted(parts))}}})"
+        return f"frozenset({{{', '.join(sorted(item_texts))}}})"
     names = getattr(kind, "_fields", None)
     if names is None or kind.__repr__ is tuple.__repr__:
         return repr(key)
-    fields = [f"{name}={part}" for name, part in zip(names, parts, strict=True)]
+    named = zip(names, item_texts, strict=True)
+    fields = [f"{name}={item_text}" for name, item_text in named]
     return f"{kind.__name__}({', '.join(fields)})"
 
 

@@ -77,9 +77,11 @@ class _SamplesReader:
             return self._read_graphs(node)
         if NEST_KINDS[node.kind].is_composite:
             return self._gather.values(node, self._classes)
-        parts = [self.values(child) for child in node.children]
+        child_values = [self.values(child) for child in node.children]
         return [
-            make_nest(node, [part[position] for part in parts], self._classes)
+            make_nest(
+                node, [values[position] for values in child_values], self._classes
+            )
             for position in range(len(self._gather))
         ]
 

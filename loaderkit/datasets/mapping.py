@@ -192,14 +192,14 @@ class _MappedSamples(BaseDataset[Any]):
         self.is_packed_now = True
         source = _KeyedLikeSource(self)
         outcome = pack_source(source, self._cache_location, self.packing)
-        for found, left in zip(self.code, self._read_code(), strict=True):
-            note_values_left(found, left)
+        for before, after in zip(self.code, self._read_code(), strict=True):
+            note_values_left(before, after)
         return outcome
 
     def open_or_pack(self) -> MappedCache:
         """Give the cache of the new samples, packed now unless it was before."""
         opened = self._open_cache()
-        unread = [place for code in self.code for place in code.unread]
+        unread = [location for code in self.code for location in code.unread]
         # Who gives a version says by it when something has changed.
         if unread and not self.is_packed_now and not self.has_own_version:
             text = f"map opened {self.cache}, which it packed before, and cannot tell "

@@ -51,15 +51,16 @@ class MissingField:
 
     def error(self) -> LoaderkitError:
         """Return what to raise."""
-        given: object = self.name  # a type of edges is a tuple
-        questions = _QUESTIONS if isinstance(given, str) else _QUESTIONS_ABOUT_TYPES
+        name: object = self.name  # a type of edges is a tuple
+        questions = _QUESTIONS if isinstance(name, str) else _QUESTIONS_ABOUT_TYPES
         answers = filter(None, (question(self) for question in questions))
         answer = next(answers, None)  # of the first that knows
         if answer is None:
-            return refuse_field_name(self.opened, given)
-        return DatasetError(answer.what or self._what(), why=answer.why, fix=answer.fix)
+            return refuse_field_name(self.opened, name)
+        message = answer.message or self._message()
+        return DatasetError(message, why=answer.why, fix=answer.fix)
 
-    def _what(self) -> str:
+    def _message(self) -> str:
         of_type = "" if self.key is None else f" of {self.key!r}"
         path = self.opened.store.path
         return f"Sample {self.row} of {path} has no field {self.name!r}{of_type}."
@@ -68,7 +69,7 @@ class MissingField:
 class _Answer(NamedTuple):
     why: str
     fix: str
-    what: str = ""
+    message: str = ""
     """In the place of "Sample 3 of CACHE has no field 'x'."."""
 
 
@@ -96,12 +97,12 @@ def _others_have_it(missing: MissingField) -> _Answer | None:
     if not any(name in fields_of_variant(variant, key) for variant in variants):
         return None
     of_type = "" if key is None else f" of {key!r}"
-    what = f"Not all samples have a field {name!r}{of_type}: sample {missing.row} of "
-    what += f"{missing.opened.store.path} has none."
+    message = f"Not all samples have a field {name!r}{of_type}: "
+    message += f"sample {missing.row} of {missing.opened.store.path} has none."
     why = "a column has a value of each sample; None as a field of a graph is none"
     has_it = f"{name!r} in sample" if key is None else f"{name!r} in sample[{key!r}]"
     asked = f"column({name!r})" if key is None else f"column({name!r}, of_type={key!r})"
-    return _Answer(why, f"dataset.filter(lambda sample: {has_it}).{asked}", what)
+    return _Answer(why, f"dataset.filter(lambda sample: {has_it}).{asked}", message)
 
 
 def _is_a_path(missing: MissingField) -> _Answer | None:

@@ -11,9 +11,10 @@ import copy
 import dataclasses
 import datetime
 import enum
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -231,23 +232,24 @@ def _own_nested(value: Any) -> Any:
     # Any: torch's hints do not know the methods of a jagged tensor.
     if value.layout is not torch.jagged:
         return value.clone()
-    values, offsets, lengths = (
-        None if part is None else part.clone(memory_format=torch.contiguous_format)
-        for part in (value.values(), value.offsets(), value.lengths())
-    )
+    clone = functools.partial(torch.clone, memory_format=torch.contiguous_format)
+    lengths = value.lengths()
     # torch has no public name for the axis that is ragged.
     axis: int = value._ragged_idx
     return torch.nested.nested_tensor_from_jagged(
-        cast("torch.Tensor", values), offsets, lengths, jagged_dim=axis
+        clone(value.values()),
+        clone(value.offsets()),
+        None if lengths is None else clone(lengths),
+        jagged_dim=axis,
     )
 
 
 def _own_composite(composite: Composite, path: str) -> Any:
-    parts = {
-        name: _own_value(part, f"{path}.{name}", ())
-        for name, part in composite.parts.items()
+    components = {
+        name: _own_value(component, f"{path}.{name}", ())
+        for name, component in composite.parts.items()
     }
-    return unflatten_composite(composite.kind, parts)
+    return unflatten_composite(composite.kind, components)
 
 
 def _address_ranges(value: object) -> Iterator[tuple[int, int]]:

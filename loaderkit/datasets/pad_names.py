@@ -182,8 +182,9 @@ def _never_padded(
         number = float(cast("SupportsFloat", number)) if is_float else number
         fix = f"a transform that gives a number for None: sample[{name!r}] = {number!r}"
         if {value.path for value in of_name} == {(name,)}:
-            given = f"{number!r} if sample[{name!r}] is None else sample[{name!r}]"
-            fix = f"transform=lambda sample: {{**sample, {name!r}: {given}}}"
+            value = f"sample[{name!r}]"
+            replacement = f"{number!r} if {value} is None else {value}"
+            fix = f"transform=lambda sample: {{**sample, {name!r}: {replacement}}}"
         return DatasetError(message, why=why, fix=fix)
     fix = f"leave {name!r} out"
     if can_be_padded:
@@ -244,8 +245,8 @@ def _values_of_batch(batch: object, path: Path) -> Iterator[NamedValue]:
         pairs = list(parts_with_keys(batch))
         if not pairs:
             yield NamedValue(path, "nothing that can be padded")
-        for key, part in pairs:
-            yield from _values_of_batch(part, (*path, key))
+        for key, value in pairs:
+            yield from _values_of_batch(value, (*path, key))
 
 
 def _are_plain_values(batch: list[Any] | tuple[Any, ...]) -> bool:

@@ -162,13 +162,13 @@ def is_storable_key(key: object) -> bool:
     if type(key) is float:
         return math.isfinite(key)
     if type(key) is tuple:
-        return _is_literal(key) and all(is_storable_key(part) for part in key)
+        return _is_literal(key) and all(is_storable_key(item) for item in key)
     return type(key) in {bool, type(None)}
 
 
 def _is_literal(key: object, depth: int = 0) -> bool:
     if type(key) is tuple:
-        return depth < MOST_DEPTH and all(_is_literal(part, depth + 1) for part in key)
+        return depth < MOST_DEPTH and all(_is_literal(item, depth + 1) for item in key)
     # NaN is not found again: it is unequal to itself.
     is_nan = key != key
     return type(key) in {str, int, bool, float, type(None)} and not is_nan

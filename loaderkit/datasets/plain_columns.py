@@ -76,11 +76,13 @@ class PlainColumn:
             the rows are in several arrays, or compressed, or their offsets are not
             checked.
         """
-        part = gather.selection.only_part(self._column)
-        if part is None or part.rows is not None or part.ready_values is None:
+        column_part = gather.selection.only_part(self._column)
+        if column_part is None or column_part.rows is not None:
             return None
-        values = part.ready_values
-        starts, lengths = gather.located_rows(part)
+        values = column_part.ready_values
+        if values is None:
+            return None
+        starts, lengths = gather.located_rows(column_part)
         if self._is_stacked:
             return self._stack(gather, values, starts)
 

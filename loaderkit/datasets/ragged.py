@@ -207,8 +207,8 @@ def _has_other_parts(batch: tuple[Any, ...], other: object) -> bool:
     if not isinstance(other, tuple) or len(other) != len(batch):
         return False
     return any(
-        one is not another and isinstance(another, torch.Tensor)
-        for one, another in zip(batch, other, strict=True)
+        component is not other_component and isinstance(other_component, torch.Tensor)
+        for component, other_component in zip(batch, other, strict=True)
     )
 
 
@@ -542,8 +542,8 @@ def fill_padding(batch: object, pad_value: PadValue, path: Path = ()) -> None:
         if number is not None:
             _fill_outside_samples(cast("Padded", batch), number, path_text(path))
         return
-    for key, part in parts_with_keys(batch):
-        fill_padding(part, pad_value, (*path, key))
+    for key, value in parts_with_keys(batch):
+        fill_padding(value, pad_value, (*path, key))
 
 
 def padding_of(path: Path, pad_value: PadValue) -> Number | None:
@@ -581,9 +581,9 @@ def path_text(path: Path) -> str:
 def parts_with_keys(batch: object) -> Iterator[tuple[Any, Any]]:
     """Go through what is in a container, with its keys, names or numbers."""
     if isinstance(batch, Mapping):
-        for key, part in batch.items():
+        for key, value in batch.items():
             # A number is a name in a dict, and no place in a list.
-            yield str(key) if not isinstance(key, tuple) else key, part
+            yield str(key) if not isinstance(key, tuple) else key, value
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         yield from vars(batch).items()
     elif isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -161,8 +161,8 @@ def as_tensor(value: Any) -> torch.Tensor:
 def together(parts: Iterable[FieldShapes]) -> FieldShapes:
     """Tell the shapes of fields in all parts of a dataset."""
     joint: dict[Path, dict[ValueKind, Shapes]] = {}
-    for part in parts:
-        for path, by_kind in part.items():
+    for field_shapes in parts:
+        for path, by_kind in field_shapes.items():
             of_field = joint.setdefault(path, {})
             for kind, shapes in by_kind.items():
                 of_field[kind] = of_field.get(kind, shapes).beside(shapes)

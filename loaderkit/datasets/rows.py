@@ -142,7 +142,7 @@ def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
     elif kind == "O":
         shown = show_value(index)
         why = "not all of them are numbers of rows"
-        if any(isinstance(part, slice) for part in values):
+        if any(isinstance(item, slice) for item in values):
             why, fix = "rows have one axis", "dataset[0:5][2]"
     message = f"rows are integers, booleans or a slice, got {shown}."
     return OptionError(message, why=why, fix=fix)
@@ -161,10 +161,10 @@ def _row_of_border(border: object, count: int) -> Any:
 
 def _not_a_slice(index: slice, error: Exception) -> OptionError:
     """Make the error for a slice that names no rows."""
-    parts = [index.start, index.stop]
+    borders = [index.start, index.stop]
     if index.step is not None:
-        parts.append(index.step)
-    shown = ":".join("" if part is None else show_value(part) for part in parts)
+        borders.append(index.step)
+    shown = ":".join("" if border is None else show_value(border) for border in borders)
     message = f"a slice of rows has integers or shares as its borders, got [{shown}]."
     fix = "dataset[:100], dataset[:0.8] or dataset[::2]"
     return OptionError(message, why=f"{error}", fix=fix)

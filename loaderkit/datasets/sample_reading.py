@@ -119,9 +119,9 @@ class SampleReading(CachedSamples[T]):
 
     def key(self, row: int) -> str:
         """Name the sample of a row, as it was called when it was packed."""
-        given: object = row  # by who checks no types
-        if isinstance(given, str):
-            raise self._no_row(given)
+        unchecked_row: object = row  # by who checks no types
+        if isinstance(unchecked_row, str):
+            raise self._no_row(unchecked_row)
         at = self._row_in_cache(normalize_index(row, len(self)))
         if self.cache is None:
             return key_text(self._list_keys()[at])

@@ -38,7 +38,7 @@ Chosen: sixteen for each of four workers, so that none waits long for the last."
 
 
 def rows_to_look_at(samples: int) -> list[int]:
-    """Choose samples that stand for all: the first, and one of each equal part.
+    """Choose samples that stand for all: the first, and one of each equal segment.
 
     Args:
         samples: How many there are, at least one.
@@ -50,12 +50,13 @@ def rows_to_look_at(samples: int) -> list[int]:
     ([0], 8, 32)
     """
     few = min(_LEAST_LOOKED_AT, samples // _LEAST_LOOKED_AT_OF)
-    parts = max(1, few, min(_MOST_LOOKED_AT, samples // _LOOKED_AT_OF))
-    # Not the same place in each part: sizes may repeat in step with the parts.
+    segments = max(1, few, min(_MOST_LOOKED_AT, samples // _LOOKED_AT_OF))
+    # Not the same row of each segment: sizes may repeat in step with the segments.
     generator = random.Random(0)
     rows = [0]
-    for part in range(1, parts):
-        start, stop = samples * part // parts, samples * (part + 1) // parts
+    for segment in range(1, segments):
+        start = samples * segment // segments
+        stop = samples * (segment + 1) // segments
         rows.append(start + int(generator.random() * (stop - start)))
     return rows
 

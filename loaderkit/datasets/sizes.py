@@ -454,14 +454,16 @@ def _first_axes(gather: BatchGather, spec: ColumnSpec) -> Ints:
     column = gather.store.column(spec.name)
     lengths = np.empty(len(gather), np.int64)
     for selection in gather.selection.by_part(column):
-        part, samples = selection.part, selection.samples
-        if part.shapes is None:
-            part_lengths = part.locate_rows(samples, selection.shards)[1]
+        column_part, samples = selection.part, selection.samples
+        if column_part.shapes is None:
+            part_lengths = column_part.locate_rows(samples, selection.shards)[1]
         else:
             # More than one axis differs: the rows are single numbers, and how many
             # there are says nothing of the first axis.
-            numbers = samples if part.rows is None else part.rows.searchsorted(samples)
-            part_lengths = part.shapes[numbers, 0]
+            numbers = samples
+            if column_part.rows is not None:
+                numbers = column_part.rows.searchsorted(samples)
+            part_lengths = column_part.shapes[numbers, 0]
         positions = selection.positions
         lengths[... if positions is None else positions] = part_lengths
     return lengths

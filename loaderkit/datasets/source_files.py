@@ -342,7 +342,7 @@ def _is_code(path: str) -> bool:
     if os.path.splitext(path)[1] in _CODE:
         return True
     return any(
-        os.path.splitext(part)[1] in _PACKAGE_RECORDS for part in path.split(os.sep)
+        os.path.splitext(name)[1] in _PACKAGE_RECORDS for name in path.split(os.sep)
     )
 
 

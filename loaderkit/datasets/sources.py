@@ -125,7 +125,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
     if mistake is not None:
         preparation = "".join(f"{line}\n" for line in mistake.preparation)
         fix = Fix.of(preparation, Pack(mistake.instead))
-        raise DatasetError(mistake.what, why=mistake.why, fix=fix)
+        raise DatasetError(mistake.message, why=mistake.why, fix=fix)
 
     if isinstance(source, PtFolder | KeyedSource | MapSource):
         packable: Source = source
@@ -155,11 +155,11 @@ def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, Pack]:
     Returns:
         Why it cannot be packed, and the fix.
     """
-    parts = list(given.values())
-    kinds = {type(part) for part in parts}
+    values = list(given.values())
+    kinds = {type(value) for value in values}
     if not isinstance(given, dict) and kinds == {list}:
         # What a tokenizer of Hugging Face gives for one text, or for several.
-        if all(isinstance(item, list) for part in parts for item in part):
+        if all(isinstance(item, list) for value in values for item in value):
             columns = "torch.utils.data.StackDataset(**encoding)"
             return "it holds columns, and a dataset has rows", Pack(columns)
         return "it is one sample", Pack("[dict(sample)]")
@@ -463,9 +463,9 @@ class KeyedSource:
 
     def note_values_left(self) -> None:
         """Look at the values that the code reads again: loading may change some."""
-        found = self._code_of_load
-        if found.values:
-            note_values_left(found, read_code(self._dataset.load))
+        before = self._code_of_load
+        if before.values:
+            note_values_left(before, read_code(self._dataset.load))
 
     def root(self) -> Path | None:
         """Look at the dataset's ``raw``."""

@@ -188,7 +188,7 @@ class SpanSource(StreamSource):
         if mistake is not None and not isinstance(iterable, Iterator):
             message = (
                 f"{_name_of(self._function)}({span}, "
-                f"{self.span_count}) gave no samples. {mistake.what}"
+                f"{self.span_count}) gave no samples. {mistake.message}"
             )
             fix = mistake.fix("return {}")
             raise DatasetError(message, why=mistake.why, fix=fix)

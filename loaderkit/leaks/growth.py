@@ -79,23 +79,23 @@ class Growth(HasCard):
             location = self.holder.line or self.holder.where
             if location:
                 holder += f" in {location}"
-        count, each = self._count_and_time(period)
+        count, interval = self._count_and_time(period)
         if self.what in RESOURCES.values():
             # "1 open file", of which the noun is wanted.
             noun = self.what if count != "1" else count_of(1, self.what)[2:]
-            subject = f"{count} more {noun} {each}"
+            subject = f"{count} more {noun} {interval}"
             subject += f", kept by{holder}" if holder else ""
             subject += f" ({self.items})"
         else:
             subject = f"{self.what}{holder}"
             if self.items:
-                subject += f" keeps {count} {self.items} more {each}"
+                subject += f" keeps {count} {self.items} more {interval}"
             else:
                 subject += f" grows each {period}"
             if self.bytes_per_epoch:
                 subject += f", {format_bytes(self.bytes_per_epoch)}"
                 # Beside a count of several epochs it is to be said of how many.
-                subject += "" if each == f"each {period}" else f" each {period}"
+                subject += "" if interval == f"each {period}" else f" each {period}"
         return f"{subject}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
 
     def _count_and_time(self, period: str) -> tuple[str, str]:

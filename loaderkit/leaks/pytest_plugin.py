@@ -239,7 +239,7 @@ def _judge(item: pytest.Item, report: LeakReport, fix: str) -> None:
         return
     undecided = undecided._replace(fix=fix.format(undecided.needed_epochs))
     if is_too_short(report):
-        _fail(undecided.what, why=undecided.why, fix=undecided.fix)
+        _fail(undecided.message, why=undecided.why, fix=undecided.fix)
     # No failure: what noise decides would fail every now and then.
     item.warn(NotJudgedWarning(str(undecided)))
 
@@ -290,8 +290,10 @@ def _read_epochs(settings: _Settings) -> int:
 def _read_settings(item: pytest.Item) -> _Settings:
     """Join the marker's arguments with the ini file's; wrong ones fail the test."""
     config = item.config
-    given = {name: config.getini(f"leak_{name}") for name in _OPTIONS}
-    values: dict[str, object] = {name: text for name, text in given.items() if text}
+    ini_values = {name: config.getini(f"leak_{name}") for name in _OPTIONS}
+    values: dict[str, object] = {
+        name: text for name, text in ini_values.items() if text
+    }
     of_ini_file = frozenset(values)
     # The marker that is closest to the test comes first: its class may have one, too.
     mark = next(item.iter_markers(MARK), None)
@@ -339,8 +341,8 @@ def _unless_refused(settings: _Settings, call: Callable[[], T]) -> T:
     if equals and name in settings.of_ini_file:
         text = value.strip("'")
         fix = f"leak_{name} = {text} in {settings.ini_file}"
-    what = f"{MARK} has a setting that cannot be. {problem.what}"
-    _fail(what, why=problem.why, fix=fix)
+    message = f"{MARK} has a setting that cannot be. {problem.what}"
+    _fail(message, why=problem.why, fix=fix)
 
 
 def _make_detector(settings: _Settings, on_leak: Any) -> LeakDetector:

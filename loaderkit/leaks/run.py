@@ -67,14 +67,14 @@ class RunSettings:
 class Undecided(NamedTuple):
     """Why a run could not be judged, and what to do."""
 
-    what: str
+    message: str
     why: str
     fix: str
     needed_epochs: int = FEWEST_EPOCHS
     """With which it could probably be judged."""
 
     def __str__(self) -> str:
-        return f"{self.what}\n  why: {self.why}\n  fix: {self.fix}"
+        return f"{self.message}\n  why: {self.why}\n  fix: {self.fix}"
 
 
 class WatchedRun:
@@ -230,16 +230,16 @@ class WatchedRun:
         if verdict == STEADY:
             return
         epochs = count_of(self.epoch, "epochs")
-        what = f"A LeakDetector watched {epochs}, and nobody asked for its verdict."
+        message = f"A LeakDetector watched {epochs}, and nobody asked for its verdict."
         grown = [counter for counter in counters if counter.trend.rising]
         if grown:
             rate = format_amount(grown[0].trend.per_epoch, grown[0].unit)
-            what += f" It saw {rate} more after each, {grown[0].words}."
+            message += f" It saw {rate} more after each, {grown[0].words}."
         why = (
             "it is told at the end of a loop over epochs(), of a block, or by finish()"
         )
         fix = "with LeakDetector() as detector: ..., or detector.finish() at the end"
-        warnings.warn(str(Undecided(what, why, fix)), NotJudgedWarning, stacklevel=3)
+        warnings.warn(str(Undecided(message, why, fix)), NotJudgedWarning, stacklevel=3)
 
     # One by one.
 
@@ -340,24 +340,24 @@ def why_undecided(
     if report.verdict != NEEDS_MORE:
         return None
     if report.epochs == 0 and every is not None:
-        what = f"No epoch has ended: {count_of(steps, 'steps')} were counted."
+        message = f"No epoch has ended: {count_of(steps, 'steps')} were counted."
         why = f"every={every} steps make an epoch"
-        return Undecided(what, why, f"every={max(1, steps // FEWEST_EPOCHS)}")
+        return Undecided(message, why, f"every={max(1, steps // FEWEST_EPOCHS)}")
     if report.epochs == 0:
-        what = "No epoch has ended, so nothing was looked at."
+        message = "No epoch has ended, so nothing was looked at."
         why = "memory is read where epochs begin and end"
         fix = "for epoch in detector.epochs(range(100)), or end_epoch() after each"
-        return Undecided(what, why, fix)
+        return Undecided(message, why, fix)
     needed = max(FEWEST_EPOCHS, report.epochs + report.more_epochs)
     if is_too_short(report):
         verb = "is" if report.epochs == 1 else "are"
         epochs = f"{count_of(report.epochs, 'epochs')} {verb}"
-        what = f"Whether memory grows is not known: {epochs} too few to tell."
+        message = f"Whether memory grows is not known: {epochs} too few to tell."
         why = "the first are warm-up, and growth must go on behind them"
         fix = f"at least {needed} epochs, or LeakDetector(every=100) and its step()"
-        return Undecided(what, why, fix, needed)
-    what = f"{report.headline[0].upper()}{report.headline[1:]}."
-    return Undecided(what, _why_undecided(report), f"{needed} epochs", needed)
+        return Undecided(message, why, fix, needed)
+    message = f"{report.headline[0].upper()}{report.headline[1:]}."
+    return Undecided(message, _why_undecided(report), f"{needed} epochs", needed)
 
 
 def _why_undecided(report: LeakReport) -> str:

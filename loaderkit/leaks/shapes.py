@@ -176,8 +176,8 @@ def fit_bend(
         The best of all places that the bend can have.
     """
     count = len(times)
-    places = np.arange(first, count - 1)
-    ramps = np.maximum(times[:, None] - times[None, places], 0.0)
+    candidates = np.arange(first, count - 1)
+    ramps = np.maximum(times[:, None] - times[None, candidates], 0.0)
     constant = np.ones((count, 1))
     squares = _squares_with_each(constant, ramps, values)
     best = int(np.argmin(squares))
@@ -188,7 +188,7 @@ def fit_bend(
     variance = float(squares[best]) / max(1, count - 3)
     error = max(math.sqrt(variance), noise_floor) / math.sqrt(power)
     return Bend(
-        at=int(places[best]),
+        at=int(candidates[best]),
         slope=float(ramp @ values) / power,
         slope_error=error,
         criterion=_bayesian_criterion(float(squares[best]), count, 3, noise_floor),

@@ -320,9 +320,9 @@ def _climbs_without_fall(growth_per_epoch: list[float], floor: float) -> bool:
     if min(growth_per_epoch) < -floor / 4:
         return False
     late = growth_per_epoch[-(len(growth_per_epoch) // 3) :]
-    for part in (growth_per_epoch, late):
-        rises = sum(growth > 0 for growth in part)
-        if rises < len(part) * 2 / 3:
+    for growths in (growth_per_epoch, late):
+        rises = sum(growth > 0 for growth in growths)
+        if rises < len(growths) * 2 / 3:
             return False
     average = statistics.fmean(growth_per_epoch)
     return statistics.fmean(late) >= _CLIMB_SHARE * average

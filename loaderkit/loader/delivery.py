@@ -232,8 +232,8 @@ def _not_sent(error: Exception) -> LoaderError:
     if isinstance(error, OSError | MemoryError):
         why = "it is copied to shared memory, and the system gave none"
         fix = "a smaller batch_size, fewer workers or num_workers=0"
-    what = "A batch could not be sent from its worker: "
-    not_sent = error_about(what, error, fix, why=why)
+    message = "A batch could not be sent from its worker: "
+    not_sent = error_about(message, error, fix, why=why)
     not_sent.__cause__ = error
     return not_sent
 
@@ -277,11 +277,11 @@ class WorkerStart:
         except Exception as error:  # noqa: BLE001 -- raised again in the loop
             # torch would send the text of the error alone.  The stand-in sends the
             # error itself, in place of the worker's batches.
-            what = f"worker_init_fn failed in worker {worker}: "
+            message = f"worker_init_fn failed in worker {worker}: "
             fix = (
                 f"correct it; worker_init_fn({worker}) in this process to step through"
             )
-            stand_in.fail_with(Failure.about(what, error, fix))
+            stand_in.fail_with(Failure.about(message, error, fix))
             return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)

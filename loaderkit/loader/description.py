@@ -275,8 +275,8 @@ def sizes_of(dataset: object, name: str) -> Ints:
     """
     asked = ask_sizes(dataset)
     if asked.sizes is None and isinstance(asked.dataset, ConcatDataset):
-        parts = [sizes_of(part, name) for part in asked.dataset.datasets]
-        sizes: ArrayLike | None = np.concatenate(parts)
+        of_members = [sizes_of(member, name) for member in asked.dataset.datasets]
+        sizes: ArrayLike | None = np.concatenate(of_members)
     elif asked.sizes is None and type(asked.dataset) is StackDataset:
         sizes = _sizes_of_stack(asked.dataset, name)
     else:
@@ -311,18 +311,18 @@ def _sizes_of_stack(stack: StackDataset[Any], name: str) -> Ints | None:
     A sample has the nodes and edges of all its graphs, and the tokens of the item that
     has most, as in a cache of such samples.
     """
-    parts = (
+    members = (
         stack.datasets.values() if isinstance(stack.datasets, dict) else stack.datasets
     )
     known: list[Ints] = []
-    for part in parts:
+    for member in members:
         try:
-            known.append(sizes_of(part, name))
+            known.append(sizes_of(member, name))
         except LoaderError:
             # A part without graphs, such as labels, has no nodes to count.  Whether it
             # has graphs is seen at its first sample.
-            of_graphs = name in {"nodes", "edges"} and len(part)
-            if not of_graphs or holds_graphs(part[0]):
+            of_graphs = name in {"nodes", "edges"} and len(member)
+            if not of_graphs or holds_graphs(member[0]):
                 return None
     if not known:
         return None
@@ -384,7 +384,7 @@ def _refuse_other_things(dataset: object) -> None:
     fix = mistake.fix("build_loader({})")
     if isinstance(dataset, Iterator):
         fix += ", or an IterableDataset that makes a new one each epoch"
-    raise OptionError(mistake.what, why=mistake.why, fix=fix)
+    raise OptionError(mistake.message, why=mistake.why, fix=fix)
 
 
 def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:

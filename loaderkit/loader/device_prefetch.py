@@ -268,9 +268,9 @@ def _record_use(leaf: Any, stream: Any, device: torch.device) -> bool:
     """
     if isinstance(leaf, torch.Tensor):
         try:
-            for part in dense_parts(leaf):
-                if part.device.type == device.type:
-                    part.record_stream(stream)
+            for component in dense_parts(leaf):
+                if component.device.type == device.type:
+                    component.record_stream(stream)
         except (NotImplementedError, TypeError):
             # Quantized tensors, and subclasses with a dispatch of their own.
             return False

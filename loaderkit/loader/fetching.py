@@ -144,8 +144,8 @@ def _read_samples(
     except LoaderkitError:
         raise
     except Exception as error:
-        what = f"The samples {names_of(dataset, rows)} could not be read: "
-        raise error_about(what, error, to_correct(_SAMPLE)) from error
+        message = f"The samples {names_of(dataset, rows)} could not be read: "
+        raise error_about(message, error, to_correct(_SAMPLE)) from error
     return _read_one_by_one(dataset, rows)
 
 
@@ -157,7 +157,8 @@ def _named_unlike_keys(
     if unlike is None or max(unlike.present_in, unlike.absent_in) >= len(rows):
         return error  # told by a collate_fn of the user's
     absent, present = (
-        name_of(dataset, rows[place]) for place in (unlike.absent_in, unlike.present_in)
+        name_of(dataset, rows[position])
+        for position in (unlike.absent_in, unlike.present_in)
     )
     return unlike_keys_error(unlike, f"The sample {absent}", present)
 
@@ -170,18 +171,22 @@ def _error_of_joining(
     error: Exception,
 ) -> LoaderError:
     """Say which samples were not joined, and by which function, or why not."""
-    what = f"The samples {names_of(dataset, rows)} were read, but not joined: "
+    message = f"The samples {names_of(dataset, rows)} were read, but not joined: "
     if isinstance(collate, OneByOne):
-        what = f"Sample {names_of(dataset, rows)} was read, but not converted: "
+        message = f"Sample {names_of(dataset, rows)} was read, but not converted: "
         collate = collate.convert
     if not len(rows):
-        what = "A batch without samples could not be joined: "
+        message = "A batch without samples could not be joined: "
         fix = "leave empty batches out of the batch_sampler"
-        return error_about(what, error, fix)
+        return error_about(message, error, fix)
     reason = why_not_joined(
-        samples, collate, error, lambda place: name_of(dataset, rows[place]), dataset
+        samples,
+        collate,
+        error,
+        lambda position: name_of(dataset, rows[position]),
+        dataset,
     )
-    return error_about(what, error, reason.fix, why=reason.why)
+    return error_about(message, error, reason.fix, why=reason.why)
 
 
 def why_not_joined(
@@ -277,9 +282,9 @@ def reads_together(dataset: object) -> TypeGuard[BatchedSamples]:
     if type(dataset) is Subset:
         return reads_together(dataset.dataset)
     if type(dataset) is StackDataset:
-        parts = dataset.datasets
-        in_order = parts.values() if isinstance(parts, dict) else parts
-        return any(reads_together(part) for part in in_order)
+        members = dataset.datasets
+        in_order = members.values() if isinstance(members, dict) else members
+        return any(reads_together(member) for member in in_order)
     cached = as_cached(dataset)
     return cached is None or cached.reads_cache
 
@@ -314,8 +319,8 @@ def _read_one_by_one(dataset: IndexedSamples, rows: Sequence[Any]) -> list[Any]:
     except LoaderkitError:
         raise
     except Exception as error:
-        what = f"Sample {name_of(dataset, row)} could not be read: "
-        raise error_about(what, error, to_correct(_what_made(dataset))) from error
+        message = f"Sample {name_of(dataset, row)} could not be read: "
+        raise error_about(message, error, to_correct(_what_made(dataset))) from error
     return samples
 
 

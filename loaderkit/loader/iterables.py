@@ -389,8 +389,8 @@ class _WorkerBatches(Iterator[Delivery]):
             raise
         except Exception as error:
             count = self._number * size + len(self._rows)
-            what = f"The dataset failed after {count_of(count, 'samples')}: "
-            raise error_about(what, error, to_correct("the dataset")) from error
+            message = f"The dataset failed after {count_of(count, 'samples')}: "
+            raise error_about(message, error, to_correct("the dataset")) from error
 
         rows = self._rows
         if rows and not (self._rule.drop_last and len(rows) < size):
@@ -404,10 +404,10 @@ class _WorkerBatches(Iterator[Delivery]):
     def _join_samples(self, rows: list[Any]) -> Any:
         collate, transform = split_transform(self._collate)
         number = self._number
-        what = f"The samples of batch {number:,} were read, but not joined: "
+        message = f"The samples of batch {number:,} were read, but not joined: "
         users_function = collate
         if isinstance(collate, OneByOne):
-            what = f"Sample {number:,} was read, but not converted: "
+            message = f"Sample {number:,} was read, but not converted: "
             users_function = collate.convert
         try:
             batch = collate(rows)
@@ -416,7 +416,7 @@ class _WorkerBatches(Iterator[Delivery]):
         except Exception as error:
             name_sample = "sample {} of the batch".format
             reason = why_not_joined(rows, users_function, error, name_sample)
-            raise error_about(what, error, reason.fix, why=reason.why) from error
+            raise error_about(message, error, reason.fix, why=reason.why) from error
         if transform is None:
             return batch
         return transform_batch(transform, batch, f"batch {number:,}")

@@ -77,8 +77,8 @@ def _rows_it_has(sampler: object, option: str) -> str:
     if indices is not None:
         return f"it was made of {count_of(indices, 'rows')}"
     count = length_of(sampler)
-    what = "batches" if option == "batch_sampler" else "rows"
-    return "" if count is None else f"it gives {count_of(count, what)} an epoch"
+    unit = "batches" if option == "batch_sampler" else "rows"
+    return "" if count is None else f"it gives {count_of(count, unit)} an epoch"
 
 
 def error_of_missing_rows(
@@ -112,10 +112,10 @@ def error_of_missing_rows(
         return None
     if isinstance(users_error, LoaderkitError):
         return type(users_error)(
-            f"{explanation.what}.", why=explanation.why, fix=explanation.fix
+            f"{explanation.message}.", why=explanation.why, fix=explanation.fix
         )
     return error_about(
-        f"{explanation.what}: ", users_error, explanation.fix, why=explanation.why
+        f"{explanation.message}: ", users_error, explanation.fix, why=explanation.why
     )
 
 
@@ -188,7 +188,7 @@ def _dtype_kind(row: object) -> str:
 class _Explanation(NamedTuple):
     """What an error says, in parts."""
 
-    what: str
+    message: str
     why: str
     fix: str
 
@@ -201,13 +201,13 @@ def _explain_by_sampler(
     if chooser is None or samples is None or missing is None:
         return None
     name = with_small_article(chooser.name)
-    what = f"The {chooser.option}, {name}, gave row {missing:,} of a dataset of "
-    what += count_of(samples, "samples")
+    message = f"The {chooser.option}, {name}, gave row {missing:,} of a dataset of "
+    message += count_of(samples, "samples")
     why = chooser.origin or "it was probably made for another dataset"
     fix = chooser.for_dataset
     if not fix:
         fix = f"make it anew for this dataset, with rows from 0 to {samples - 1:,}"
-    return _Explanation(what, why, fix)
+    return _Explanation(message, why, fix)
 
 
 def _explain_by_subset(dataset: object, rows: Sequence[Any]) -> _Explanation | None:
@@ -221,11 +221,11 @@ def _explain_by_subset(dataset: object, rows: Sequence[Any]) -> _Explanation | N
         samples = length_of(dataset)
         missing = _first_missing(rows, samples)
         if samples is not None and missing is not None:
-            what = f"A Subset names row {missing:,} of a dataset of "
-            what += count_of(samples, "samples")
+            message = f"A Subset names row {missing:,} of a dataset of "
+            message += count_of(samples, "samples")
             why = f"it has {count_of(len(subset), 'indices')}, probably of another one"
             fix = f"Subset(dataset, indices) with indices from 0 to {samples - 1}"
-            return _Explanation(what, why, fix)
+            return _Explanation(message, why, fix)
     return None
 
 

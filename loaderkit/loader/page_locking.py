@@ -53,8 +53,8 @@ def page_lock_batch(batch: Any, *, must_lock: bool = False) -> Any:
             return pin_memory(leaf)  # type: ignore[no-untyped-call]
         except (RuntimeError, TypeError) as error:
             if not isinstance(leaf, torch.Tensor):
-                what = f"A {type(leaf).__name__} could not be page-locked: "
-                raise error_about(what, error, "pin_memory=False") from error
+                message = f"A {type(leaf).__name__} could not be page-locked: "
+                raise error_about(message, error, "pin_memory=False") from error
             if _is_plain(leaf):
                 raise  # it is no matter of its kind: memory was short, say
             if must_lock:
@@ -94,14 +94,14 @@ def answers_operators(tensor: torch.Tensor) -> bool:
 def _error_about(tensor: torch.Tensor) -> LoaderError:
     shown = f"{type(tensor).__name__} {list(tensor.shape)}"
     if tensor.device.type != "cpu":
-        what = f"A batch cannot be page-locked: its {shown} lies on {tensor.device}."
+        message = f"A batch cannot be page-locked: its {shown} lies on {tensor.device}."
         why = "only memory of the host is page-locked; pin_memory=True was asked for"
         return LoaderError(
-            what, why=why, fix="pin_memory=False, or keep samples on the host"
+            message, why=why, fix="pin_memory=False, or keep samples on the host"
         )
     layout = str(tensor.layout).removeprefix("torch.")
-    what = f"A batch cannot be page-locked: its {shown} is {layout}."
+    message = f"A batch cannot be page-locked: its {shown} is {layout}."
     why = f"torch {torch.__version__} page-locks no such tensor, and pin_memory=True "
     why += "was asked for"
     fix = "pin_memory=False; DevicePrefetcher page-locks what can be"
-    return LoaderError(what, why=why, fix=fix)
+    return LoaderError(message, why=why, fix=fix)

@@ -113,8 +113,8 @@ def _measure_in_a_fork(
         sender.close()
         answer = _wait_for_answer(process, receiver)
     except OSError as error:
-        what = f"no process could be started to measure in: {error}"
-        raise _not_measured(what) from error
+        reason = f"no process could be started to measure in: {error}"
+        raise _not_measured(reason) from error
     finally:
         if process.pid is not None:
             process.kill()
@@ -130,14 +130,14 @@ def _wait_for_answer(
 ) -> ReadCost | str:
     """Wait for what was measured, or the text of an error."""
     if not receiver.poll(_LONGEST_S):
-        what = f"no sample was read within {format_seconds(_LONGEST_S)}"
-        raise _not_measured(what)
+        reason = f"no sample was read within {format_seconds(_LONGEST_S)}"
+        raise _not_measured(reason)
     try:
         answer: ReadCost | str = receiver.recv()
     except EOFError:
         process.join()
-        what = f"the process that read them died (exit status {process.exitcode})"
-        raise _not_measured(what) from None
+        reason = f"the process that read them died (exit status {process.exitcode})"
+        raise _not_measured(reason) from None
     return answer
 
 
@@ -202,9 +202,9 @@ class _BoundedBuffer(io.BytesIO):
         return super().write(content)
 
 
-def _not_measured(what: str) -> LoaderError:
+def _not_measured(reason: str) -> LoaderError:
     fix = "probe=False, and num_workers=... as you know better"
-    return LoaderError(what, why="the number of workers depends on it", fix=fix)
+    return LoaderError(reason, why="the number of workers depends on it", fix=fix)
 
 
 def measure_reading(

@@ -39,7 +39,8 @@ class SamplerEpochs:
         if takes_epochs(inner):
             self._samplers["sampler."] = inner
 
-        epochs = [getattr(part, "epoch", None) for part in self._samplers.values()]
+        values = self._samplers.values()
+        epochs = [getattr(epoch_sampler, "epoch", None) for epoch_sampler in values]
         # The initial value is 0, or something that is no epoch, such as None.
         self.set_by_user = any(isinstance(epoch, int) and epoch > 0 for epoch in epochs)
         self._last_values = self._read_epoch_values()

@@ -29,8 +29,8 @@ def _state_meant_by(given: object, expected: ExpectedState) -> str:
     if isinstance(given, str | os.PathLike):
         return f"load_state_dict(torch.load({os.fspath(given)!r}))"
     if isinstance(given, Mapping):
-        for name, part in given.items():
-            if isinstance(part, Mapping) and expected.required <= set(part):
+        for name, value in given.items():
+            if isinstance(value, Mapping) and expected.required <= set(value):
                 return f"load_state_dict(state[{name!r}])"
     return _TAKE_OWN_STATE
 

@@ -198,13 +198,13 @@ def restore_sampler(
             restored.
     """
     if state.own is not None:
-        part = stateful_part(sampler)
-        if part is None:
+        stateful = stateful_part(sampler)
+        if stateful is None:
             message = "The state is that of a sampler with a state_dict of its own."
             why = f"this {type(sampler).__name__} has none"
             fix = "give the loader the same sampler"
             raise LoaderError(message, why=why, fix=fix)
-        part.load_state_dict(copy.deepcopy(state.own))
+        stateful.load_state_dict(copy.deepcopy(state.own))
         return None
 
     attributes = dict(_attributes_by_path(sampler))
@@ -249,9 +249,9 @@ def _check_same_rows(current: SamplerState, saved: SamplerState) -> None:
 
 def stateful_part(sampler: object) -> Stateful | None:
     """Return the sampler with a state: this one, or the one that it wraps."""
-    for part in sampler_and_inner(sampler):
-        if is_stateful(part):
-            return part
+    for candidate in sampler_and_inner(sampler):
+        if is_stateful(candidate):
+            return candidate
     return None
 
 

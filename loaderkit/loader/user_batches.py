@@ -439,7 +439,8 @@ class _HashedRows(Iterator[Any]):
 
 
 def _is_iterator(sampler: object) -> bool:
-    return any(isinstance(part, Iterator) for part in sampler_and_inner(sampler))
+    candidates = sampler_and_inner(sampler)
+    return any(isinstance(candidate, Iterator) for candidate in candidates)
 
 
 def _shares_rows(sampler: object, ranks: Ranks) -> bool:
@@ -448,12 +449,12 @@ def _shares_rows(sampler: object, ranks: Ranks) -> bool:
     Raises:
         OptionError: It gives the rows of another rank than this process is.
     """
-    for part in sampler_and_inner(sampler):
-        shared = rank_of(part)
+    for candidate in sampler_and_inner(sampler):
+        shared = rank_of(candidate)
         if shared is None:
             continue
         if shared != (ranks.rank, ranks.world_size) and ranks.world_size > 1:
-            message = f"The {type(part).__name__} is for rank {shared.rank} of "
+            message = f"The {type(candidate).__name__} is for rank {shared.rank} of "
             message += (
                 f"{shared.world_size}, this is rank {ranks.rank} of {ranks.world_size}."
             )

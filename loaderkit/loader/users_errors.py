@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def error_about(
-    what: str, error: Exception, fix: str, *, why: str | None = None
+    message: str, error: Exception, fix: str, *, why: str | None = None
 ) -> LoaderError:
     """Make a LoaderError of an error of the user's code.
 
     Args:
-        what: What could not be done; the text of the error is appended.
+        message: What could not be done; the text of the error is appended.
         error: The error that the user's code raised.
         fix: What the user can do.
         why: The reason, where it is known; None says where the error was raised.
@@ -45,17 +45,17 @@ def error_about(
     if tells_of_forked_device(_text_of(error)):
         why = f"the device was used before the workers were forked; {why}"
         fix = "num_workers=0, or keep samples on the host"
-    what += f"{type(error).__name__}: {_text_of(error)}"
-    return _build_error(ErrorContent.of(error), what, why, fix)
+    message += f"{type(error).__name__}: {_text_of(error)}"
+    return _build_error(ErrorContent.of(error), message, why, fix)
 
 
-def to_correct(what: str) -> str:
+def to_correct(code: str) -> str:
     """Say that the user's code is to be corrected, and from a worker how to look at it.
 
     Args:
-        what: What is to be corrected, and what else helps.
+        code: What is to be corrected, and what else helps.
     """
-    text = f"correct {what}"
+    text = f"correct {code}"
     in_worker = get_worker_info() is not None
     return f"{text}; num_workers=0 to step through" if in_worker else text
 
@@ -120,7 +120,9 @@ def _is_picklable(value: object) -> bool:
     return True
 
 
-def _build_error(content: ErrorContent, what: str, why: str, fix: str) -> LoaderError:
+def _build_error(
+    content: ErrorContent, message: str, why: str, fix: str
+) -> LoaderError:
     """Make the LoaderError, with the content of the user's error.
 
     Neither ``__new__`` nor ``__init__`` of the user's class is called, since their
@@ -128,7 +130,7 @@ def _build_error(content: ErrorContent, what: str, why: str, fix: str) -> Loader
     arguments, because it sets fields that cannot be set later.
     """
     kind = loader_error_like(content.users_type)
-    combined = LoaderError(what, why=why, fix=fix)
+    combined = LoaderError(message, why=why, fix=fix)
     if kind is not LoaderError:
         inner = _builtin_base(kind)
         group = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
@@ -138,7 +140,7 @@ def _build_error(content: ErrorContent, what: str, why: str, fix: str) -> Loader
         except Exception:  # noqa: BLE001 -- a C type with other arguments
             return combined
         advice = Fix.of(fix)
-        vars(combined).update(what=what, why=why, fix=fix, advice=advice)
+        vars(combined).update(what=message, why=why, fix=fix, advice=advice)
         combined.args = content.args
 
     for name, value in content.fields.items():

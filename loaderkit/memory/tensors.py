@@ -200,8 +200,8 @@ def describe(tensor: torch.Tensor) -> TensorDescription:
     """
     signature = _signature_of(tensor)
     try:
-        parts = dense_parts(tensor)
-        storages = [part.untyped_storage() for part in parts]
+        components = dense_parts(tensor)
+        storages = [component.untyped_storage() for component in components]
         storage_key = id(tensor)
         # Storages on "meta", which those of fake tensors are, have no memory: torch
         # warns of a fake tensor's address.

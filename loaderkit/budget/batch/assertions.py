@@ -88,7 +88,7 @@ def assert_fits(
     # Before the limit, which is given in the place of the batch, too.
     mistake = mistaken_for_batch(batch)
     if mistake is not None:
-        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     limit_bytes = None if limit is None else size_in_bytes("limit", limit, least=1)
     file = None
     if snapshot is not None:

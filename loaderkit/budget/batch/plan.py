@@ -380,12 +380,12 @@ def plan_batch(
         ValueError: The batch size, an option or the dataset makes no sense.
         BudgetError: There is no limit to plan for.
     """
-    given = ", loss=loss" if options.get("loss") is not None else ""
+    loss_argument = ", loss=loss" if options.get("loss") is not None else ""
     shown = device if isinstance(device, str | torch.device) else "cpu"
-    call = f"plan_batch(model, dataset, {str(shown)!r}{given})"
+    call = f"plan_batch(model, dataset, {str(shown)!r}{loss_argument})"
     mistake = mistaken_for_model(model, call)
     if mistake is not None:
-        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     batch_size = check_integer("batch_size", batch_size, least=1)
     chosen = parse_arguments(PlanOptions, options, plan_batch)
     epochs = check_integer("epochs", chosen.epochs, least=1)

@@ -287,7 +287,7 @@ def _count_checked(dataset: Any) -> int:
     if mistake is not None:
         code = mistake.fix("plan_batch(model, {}, device)")
         instead = _samples_by_name(code, mistake.instead)
-        raise OptionError(mistake.what, why=mistake.why, fix=instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=instead)
     count = len(dataset) if hasattr(dataset, "__len__") else 0
     if not count:
         message = "the dataset is empty, or has no length to plan with."

@@ -295,7 +295,9 @@ def _loose_clues_in(where: FoldedText, start: int, end: int) -> Iterator[Clue]:
     has_statement = False
     for statement in find_statements(where, start, end):
         has_statement = True
-        yield Clue(statement.way, statement.start, statement.end, text, is_loose=True)
+        yield Clue(
+            statement.phrase, statement.start, statement.end, text, is_loose=True
+        )
     if has_statement:
         return
 
@@ -307,4 +309,4 @@ def _loose_clues_in(where: FoldedText, start: int, end: int) -> Iterator[Clue]:
     for statement in find_statements(FoldedText.of(words)):
         first = start + position_before_split(text[start:end], statement.start)
         last = start + position_before_split(text[start:end], statement.end)
-        yield Clue(statement.way, first, last, text, is_loose=True)
+        yield Clue(statement.phrase, first, last, text, is_loose=True)

@@ -283,7 +283,7 @@ def _neither_error_nor_text(given: object) -> OptionError:
     elif isinstance(given, os.PathLike):
         fix = "diagnose_oom(path.read_text(errors='replace'))"
     elif isinstance(given, tuple) and any(
-        isinstance(part, BaseException) for part in given
+        isinstance(item, BaseException) for item in given
     ):
         fix = "diagnose_oom(sys.exc_info()[1])"
     elif isinstance(given, list | tuple):
@@ -350,7 +350,7 @@ def _notes_on_message(message: Message, verdict: str) -> list[str]:
         notes += _holders_of_memory(message)
     if message.kind in {"device_oom", "device_limit"} and request_of(message) is None:
         notes.append("the text is cut off: paste all of it for a surer verdict")
-    notes += [f"not understood: {part}" for part in message.unread]
+    notes += [f"not understood: {passage}" for passage in message.unread]
     if any(taken > UNLIMITED for _, taken in message.procs or ()):
         notes.append("a process inside a container is counted as 16 EiB: ignore that")
     return notes

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.diagnosis.folding import FoldedText
 from loaderkit.budget.diagnosis.lexicon import compile_folded, read_table
 from loaderkit.budget.diagnosis.moods import (
-    ANCHORED_PLACES,
-    PLACES,
+    ANCHORED_REGIONS,
+    REGIONS,
     Span,
     line_around,
 )
@@ -31,7 +31,7 @@ class _Sign(NamedTuple):
 
     weight: int
     """Above zero it speaks for a report."""
-    place: str
+    region: str
     """Where it has to stand."""
     reason: str
     """What it is a sign of."""
@@ -56,31 +56,31 @@ def signs() -> tuple[_Sign, ...]:
     return tuple(
         _Sign(
             int(weight),
-            place,
+            region,
             reason.replace("-", " "),
             compile_folded(pattern),
         )
-        for (weight, place, reason), pattern in read_table("evidence.txt")
+        for (weight, region, reason), pattern in read_table("evidence.txt")
     )
 
 
 @functools.cache
-def _signs_by_place() -> dict[str, tuple[_Sign, ...]]:
-    by_place: dict[str, list[_Sign]] = {}
+def _signs_by_region() -> dict[str, tuple[_Sign, ...]]:
+    by_region: dict[str, list[_Sign]] = {}
     for sign in signs():
-        by_place.setdefault(sign.place, []).append(sign)
-    return {place: tuple(of_place) for place, of_place in by_place.items()}
+        by_region.setdefault(sign.region, []).append(sign)
+    return {region: tuple(of_region) for region, of_region in by_region.items()}
 
 
 # Several phrases stand in one sentence or line, and are weighed one after the other.
 # Each entry has at most one paragraph, so that all of them take less than 200 kB.
 @functools.lru_cache(maxsize=128)
-def _signs_in(place: str, surroundings: str) -> tuple[_Sign, ...]:
-    """Give the signs of a place that stand there."""
+def _signs_in(region: str, surroundings: str) -> tuple[_Sign, ...]:
+    """Give the signs that stand in a region."""
     around = FoldedText.of(surroundings)
     return tuple(
         sign
-        for sign in _signs_by_place()[place]
+        for sign in _signs_by_region()[region]
         if sign.pattern.can_match(around.small) and _stands_in(around, sign)
     )
 
@@ -185,10 +185,12 @@ _NEED = re.compile(r"\s*You need (?:[a-z.]{1,12} ){0,3}\d")
 
 def _weigh_surroundings(text: str, phrase: Span, sentence: Span) -> Evidence:
     phrase = _with_its_label(text, phrase)
-    surroundings = {place: cut(text, phrase, sentence) for place, cut in PLACES.items()}
+    surroundings = {
+        region: cut(text, phrase, sentence) for region, cut in REGIONS.items()
+    }
     signs_around: list[_Sign] = []
-    for place in _signs_by_place():
-        signs_around += _signs_in(place, surroundings[place])
+    for region in _signs_by_region():
+        signs_around += _signs_in(region, surroundings[region])
     against = [sign for sign in signs_around if sign.weight < 0]
     against.sort(key=_weight_of)
     reasons = dict.fromkeys(sign.reason for sign in against)
@@ -279,7 +281,7 @@ def _is_alone(before: str, behind: str) -> bool:
 
 
 def _stands_in(around: FoldedText, sign: _Sign) -> bool:
-    if sign.place in ANCHORED_PLACES:
+    if sign.region in ANCHORED_REGIONS:
         return sign.pattern.matches_start(around)
     return sign.pattern.search(around) is not None
 

@@ -79,10 +79,10 @@ class FoldedPattern:
         self, where: FoldedText, start: int = 0, end: int = sys.maxsize
     ) -> Iterator[re.Match[str]]:
         """Give what ``written.finditer(where.text, start, end)`` gives."""
-        while (place := self.finder.search(where.small, start, end)) is not None:
-            match = self.written.match(where.text, place.start(), end)
+        while (candidate := self.finder.search(where.small, start, end)) is not None:
+            match = self.written.match(where.text, candidate.start(), end)
             if match is None:
-                start = place.start() + 1
+                start = candidate.start() + 1
                 continue
             yield match
             start = match.end()

@@ -79,8 +79,8 @@ def _decode_record(text: str, before: str = "") -> tuple[object, int]:
         record, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         return None, 0
-    rest = _END_OF_RECORD.match(text, end)
-    if rest is None:
+    line_end = _END_OF_RECORD.match(text, end)
+    if line_end is None:
         return None, 0
     lines = f"{before}{text[:end]}".split("\n")
     if len(lines) > 1 and not _is_strict_json(text[:end]):
@@ -93,7 +93,7 @@ def _decode_record(text: str, before: str = "") -> tuple[object, int]:
             record, _ = _DECODER.raw_decode(joint.join([first, *parts]))
         except ValueError:
             return None, 0
-    return record, rest.end()
+    return record, line_end.end()
 
 
 _DECODER = json.JSONDecoder(strict=False)

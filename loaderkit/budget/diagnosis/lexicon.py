@@ -150,8 +150,8 @@ def phrases() -> dict[Phrase, FoldedAlternatives]:
 def phrase_texts() -> dict[Phrase, str]:
     """Give the pattern of each way of saying it."""
     return {
-        Phrase[way]: put_in_pieces(pattern, _PIECES)
-        for (way,), pattern in read_table("phrases.txt")
+        Phrase[name]: put_in_pieces(pattern, _PIECES)
+        for (name,), pattern in read_table("phrases.txt")
     }
 
 
@@ -207,7 +207,7 @@ _ERROR_MARK = compile_words(
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendWords:
     """A backend and the words that give it away."""
 
     backend: str
@@ -216,61 +216,61 @@ class Place:
     """Any of them is enough."""
 
 
-PLACES = (
-    Place(
+BACKEND_WORDS = (
+    BackendWords(
         "hip",
         compile_words(
             r"\b(?:hip|dcu|rocm|miopen|amdgpu)(?![a-z])|(?-i:hip[A-Z_]|HIP_)|\bhsa_"
             r"|\b(?:hip|roc)(?:blas|sparse|fft|solver|rand|tensor|dnn)"
         ),
     ),
-    Place(
+    BackendWords(
         "xpu",
         compile_words(
             r"\bxpu\b|level[ _]zero|\bsycl|_sycl|\b(?:UR|ZE|PI)_\w|(?-i:\bze[A-Z]\w)|"
             r"ipex|SYCL\d|Current platform can NOT allocate memory block"
         ),
     ),
-    Place(
+    BackendWords(
         "npu",
         compile_words(
             r"\bnpu\b|ascend|\bacl|EL0004|207001|\bGE module|\bhccl"
             r"|(?-i:\brtM(?:alloc|emcpy))"
         ),
     ),
-    Place(
+    BackendWords(
         "tpu",
         compile_words(
             r"\btpu(?:\b|_)|\bhbm\d?\b|hbmoom|\bvmem\b.{0,12}capacity|scoped vmem"
             r"|memory space [hsv]\w{1,3}\b"
         ),
     ),
-    Place(
+    BackendWords(
         "mps",
         compile_words(
             r"\bmps\b|\bmetal\b|_metal|kIOGPU|MTL[A-Z]|malloc_or_wait|iogpu|\bmlx\b"
         ),
     ),
-    Place(
+    BackendWords(
         "hpu",
         compile_words(r"\bhpu\b|habana|synapse|synStatus|PT_(?:DEVMEM|BRIDGE)|gaudi"),
     ),
-    Place("musa", compile_words(r"\bmusa\b")),
-    Place("mlu", compile_words(r"\bmlu\b|cnrt")),
-    Place(
+    BackendWords("musa", compile_words(r"\bmusa\b")),
+    BackendWords("mlu", compile_words(r"\bmlu\b|cnrt")),
+    BackendWords(
         "neuron",
         compile_words(r"\bneuron|\bnrt_|NRT_RESOURCE|\bTDRV\b|\bND \d{1,3}:NC"),
     ),
-    Place(
+    BackendWords(
         "opencl",
         compile_words(r"opencl|\bcl(?:Enqueue|Create|Build)|\bcl::|\bCL_[A-Z]"),
     ),
-    Place("dml", compile_words(r"\bdml\b|directml|\bd3d1[12]\b|\bdxgi")),
-    Place(
+    BackendWords("dml", compile_words(r"\bdml\b|directml|\bd3d1[12]\b|\bdxgi")),
+    BackendWords(
         "vulkan", compile_words(r"vulkan|\bvk(?:::|_|\b|Alloc)|ErrorOutOfDeviceMemory")
     ),
-    Place("xpu", compile_words(r"intel\(r\) [^\n]{0,30}(?:gpu|graphics)")),
-    Place(
+    BackendWords("xpu", compile_words(r"intel\(r\) [^\n]{0,30}(?:gpu|graphics)")),
+    BackendWords(
         "cuda",
         compile_words(
             r"(?<![a-z])cuda|\bgpu|vram|\bcu_?(?:blas|dnn|fft|mem|result|stream|ctx|launch|module)|nvidia|tensorrt|\btrt\b"
@@ -391,16 +391,16 @@ def has_error_mark(text: str) -> bool:
     return _ERROR_MARK.search(text) is not None
 
 
-def place_named(text: str) -> str | None:
+def backend_named(text: str) -> str | None:
     """Give the device that the words of a text, or parts of its names, speak of.
 
-    >>> place_named("in ggml_backend_vulkan"), place_named("on the host")
+    >>> backend_named("in ggml_backend_vulkan"), backend_named("on the host")
     ('vulkan', None)
     """
     text = with_name_parts(text)
-    for place in PLACES:
-        if place.words.search(text):
-            return place.backend
+    for row in BACKEND_WORDS:
+        if row.words.search(text):
+            return row.backend
     return None
 
 

@@ -30,13 +30,13 @@ def is_word(token: str) -> bool:
     token = token.strip(".,").rsplit(".", 1)[-1]
     if token.lower() in _known_words() or token.isdigit():
         return True
-    parts = _PARTS.findall(token)
-    if len(parts) < 2 or "".join(parts) != token.replace("_", ""):
+    words = _PARTS.findall(token)
+    if len(words) < 2 or "".join(words) != token.replace("_", ""):
         return False
     # A single letter is a digit of a name such as 29d72966e0be.
     return all(
-        part.isdigit() or (len(part) > 1 and part.lower() in _known_words())
-        for part in parts
+        word.isdigit() or (len(word) > 1 and word.lower() in _known_words())
+        for word in words
     )
 
 

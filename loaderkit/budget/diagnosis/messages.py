@@ -26,8 +26,8 @@ from loaderkit.budget.diagnosis.evidence import is_prose, weigh_evidence
 from loaderkit.budget.diagnosis.grammar import find_exhaustion, find_mention
 from loaderkit.budget.diagnosis.lexicon import (
     HOST_PLACE,
+    backend_named,
     compile_words,
-    place_named,
     speaks_of_the_host,
 )
 from loaderkit.budget.diagnosis.log_text import clean_log
@@ -307,7 +307,7 @@ def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) ->
     before = text[max(line, match.start() - _REASON, 0) : match.start()]
     behind = text[match.end() : end]
     return any(
-        place_named(words) is not None and HOST_PLACE.search(words) is None
+        backend_named(words) is not None and HOST_PLACE.search(words) is None
         for words in (before, behind)
     )
 
@@ -349,7 +349,7 @@ def _read_pattern_match(
     text: str, wording: MessagePattern, match: re.Match[str]
 ) -> Message:
     groups = fields_of(match)
-    backend = _backend_named(groups.pop("backend", None), wording.backend)
+    backend = _canonical_backend(groups.pop("backend", None), wording.backend)
     values = {name: _field_value(name, words) for name, words in groups.items()}
     message = Message(
         is_oom=wording.is_oom, backend=backend, kind=wording.kind, **values
@@ -375,7 +375,7 @@ def _read_pattern_match(
         message = replace(message, pid=_process_named(text, line, match.end()))
     if message.is_oom is True and message.backend is None:
         around = text[max(0, match.start() - _NEARBY) : match.end() + _NEARBY]
-        message = replace(message, backend=place_named(around))
+        message = replace(message, backend=backend_named(around))
     return _correct_kind_and_backend(message, text)
 
 
@@ -590,12 +590,11 @@ _OF_A_MACHINE = compile_words(
 )
 
 
-def _backend_named(said: str | None, usual: str | None) -> str | None:
-    if said is None:
+def _canonical_backend(word: str | None, usual: str | None) -> str | None:
+    if word is None:
         return usual
-    return {"gpu": "cuda", "rocm": "hip", "level_zero": "xpu"}.get(
-        said.lower(), said.lower()
-    )
+    name = word.lower()
+    return {"gpu": "cuda", "rocm": "hip", "level_zero": "xpu"}.get(name, name)
 
 
 def _size_or_none(text: str) -> int | None:
@@ -619,7 +618,7 @@ def _field_value(name: str, text: str) -> Any:
 def _correct_kind_and_backend(message: Message, text: str) -> Message:
     """Tell apart what one wording is used for."""
     if message.backend is None and (named := _DEVICE.search(text)):
-        message = replace(message, backend=_backend_named(named[1], None))
+        message = replace(message, backend=_canonical_backend(named[1], None))
     if message.kind == "map_count" and (message.requested or 0) >= _LARGE_MAP_BYTES:
         return replace(message, kind="host_alloc", backend="cpu")
     return message

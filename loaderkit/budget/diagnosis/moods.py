@@ -79,7 +79,7 @@ _REACH = 240
 """Characters looked at before and behind a phrase: the longest sentence of the gathered
 look-alikes that takes a phrase back, or says whose it is, has about 200."""
 
-PLACES: dict[str, Callable[[str, Span, Span], str]] = {
+REGIONS: dict[str, Callable[[str, Span, Span], str]] = {
     "before": lambda text, phrase, sentence: text[sentence.start : phrase.start],
     "edge": lambda text, phrase, _: text[max(0, phrase.start - 40) : phrase.start],
     "behind": lambda text, phrase, _: _rest_of_paragraph(text, phrase),
@@ -100,8 +100,8 @@ PLACES: dict[str, Callable[[str, Span, Span], str]] = {
     "block": lambda text, phrase, _: _block(text, phrase),
     "intro": lambda text, phrase, _: _introduction(text, phrase),
 }
-ANCHORED_PLACES = frozenset({"behind", "whole", "quoted"})
-"""Places whose patterns begin where the place begins."""
+ANCHORED_REGIONS = frozenset({"behind", "whole", "quoted"})
+"""Regions at whose start a pattern has to match."""
 
 
 _PARAGRAPH_END = "\n\n"
@@ -267,36 +267,36 @@ _PIECES = {
 
 
 class _MoodPattern(NamedTuple):
-    """The rows of ``moods.txt`` of one mood and place."""
+    """The rows of ``moods.txt`` of one mood and region."""
 
     mood: Mood
-    place: str
+    region: str
     pattern: FoldedPattern
 
 
 @functools.cache
 def mood_patterns() -> tuple[_MoodPattern, ...]:
-    """Give the rows of ``moods.txt``, those of one mood and place together.
+    """Give the rows of ``moods.txt``, those of one mood and region together.
 
     Of a hedge it matters where the first one stands: its rows are one pattern.  Others
     are searched for row by row, without the rows of which a text lacks a word.
     """
     rows_of: dict[tuple[Mood, str], list[str]] = {}
-    for (mood_name, place), pattern in read_table("moods.txt"):
-        rows = rows_of.setdefault((Mood(mood_name), place), [])
+    for (mood_name, region), pattern in read_table("moods.txt"):
+        rows = rows_of.setdefault((Mood(mood_name), region), [])
         rows.append(put_in_pieces(pattern, _PIECES))
     patterns: list[_MoodPattern] = []
-    for (mood, place), rows in rows_of.items():
-        if _is_hedge(mood, place):
+    for (mood, region), rows in rows_of.items():
+        if _is_hedge(mood, region):
             rows = ["|".join(rows)]
         compiled = map(compile_folded, rows)
-        patterns += [_MoodPattern(mood, place, pattern) for pattern in compiled]
+        patterns += [_MoodPattern(mood, region, pattern) for pattern in compiled]
     return tuple(patterns)
 
 
-def _is_hedge(mood: Mood, place: str) -> bool:
+def _is_hedge(mood: Mood, region: str) -> bool:
     """Whether a fact before it takes it back: what follows is the text of an error."""
-    return mood in _HEDGES and place in {"before", "edge"}
+    return mood in _HEDGES and region in {"before", "edge"}
 
 
 _FACT_BEFORE = compile_words(
@@ -374,29 +374,29 @@ def find_mood(
     if _OUT_OF.match(text, phrase.start) and _MOVED.search(before):
         return Mood.MOVED
 
-    # Several moods look at one place: what stands there is cut out once.
+    # Several moods look at one region: it is cut out once.
     surroundings: dict[str, FoldedText] = {}
-    for mood, place, pattern in mood_patterns():
+    for mood, region, pattern in mood_patterns():
         if is_sure and mood is Mood.POSSIBLE:
             continue
-        if place not in surroundings:
-            is_before = place in {"before", "line"}
+        if region not in surroundings:
+            is_before = region in {"before", "line"}
             around_what = hedged if is_before else phrase
-            cut = PLACES[place](text, around_what, sentence)
-            surroundings[place] = FoldedText.of(cut)
-        around = surroundings[place]
+            cut = REGIONS[region](text, around_what, sentence)
+            surroundings[region] = FoldedText.of(cut)
+        around = surroundings[region]
         if not pattern.can_match(around.small):
             continue
-        if place in ANCHORED_PLACES:
+        if region in ANCHORED_REGIONS:
             if pattern.matches_start(around):
                 return mood
             continue
         stretch = pattern.search(around)
         if stretch is None:
             continue
-        if _is_hedge(mood, place):
+        if _is_hedge(mood, region):
             # The edge is a part of what stands before: a label can be further away.
-            end = sentence.start + stretch[0] if place == "before" else phrase.start
+            end = sentence.start + stretch[0] if region == "before" else phrase.start
             if _FACT_BEFORE.search(text[sentence.start : end]):
                 continue
         return mood

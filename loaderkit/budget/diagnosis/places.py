@@ -14,8 +14,8 @@ from loaderkit.budget.diagnosis.lexicon import (
     PINNED,
     SHARED,
     Phrase,
+    backend_named,
     compile_words,
-    place_named,
 )
 from loaderkit.budget.diagnosis.reports import has_request, process_was_ended
 
@@ -57,7 +57,7 @@ def which_memory(clue: Clue, sentence: str, amounts: list[Amount]) -> WhichMemor
     if COMPILER.search(clue.text, clue.sentence()[0], clue.start):
         return WhichMemory(UNPLACED, None)  # not the device that it compiles for
 
-    backend = place_named(sentence) or _host_backend(sentence)
+    backend = backend_named(sentence) or _host_backend(sentence)
     if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
         backend = None  # "malloc" is a word of devices too
     if _killed_its_process(clue, backend):
@@ -90,7 +90,7 @@ def _exceeds_a_budget(clue: Clue) -> bool:
 def _budget_of_a_device(clue: Clue, sentence: str) -> WhichMemory:
     is_allocator = _ALLOCATOR_WORDING.search(sentence) is not None
     kind = "device_oom" if is_allocator else "device_limit"
-    backend = place_named(sentence) or place_named(clue.surroundings()) or "cuda"
+    backend = backend_named(sentence) or backend_named(clue.surroundings()) or "cuda"
     return WhichMemory(kind, backend)
 
 
@@ -101,7 +101,7 @@ def _allocation(
     if backend is None:
         around = clue.surroundings()
         host = None if _DEVICE_MEMORY.search(sentence) else _host_backend(around)
-        backend = place_named(around) or host
+        backend = backend_named(around) or host
     if backend == "cpu":
         return _MEMORY_OF_THE_HOST
     if ONE_BLOCK.search(sentence):

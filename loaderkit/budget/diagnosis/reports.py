@@ -18,9 +18,9 @@ from loaderkit.budget.diagnosis.lexicon import (
     ONE_BLOCK,
     OTHER_THING,
     Phrase,
+    backend_named,
     compile_words,
     has_error_mark,
-    place_named,
     speaks_of_the_host,
     with_name_parts,
 )
@@ -88,12 +88,12 @@ def _was_memory_asked_for(clue: Clue, sentence: str, amounts: list[Amount]) -> b
         return True
     # A runtime's status: nrt_load status=4 message="Allocation Failure"
     is_status = _ALLOCATION_FAILED.search(clue.words) is not None
-    return is_status and place_named(sentence) is not None
+    return is_status and backend_named(sentence) is not None
 
 
 def _is_told_by_a_system(clue: Clue, sentence: str, amounts: list[Amount]) -> bool:
     """Whether a sentence has what people who tell of "out of memory" leave out."""
-    if amounts or place_named(sentence) is not None or HOST_PLACE.search(sentence):
+    if amounts or backend_named(sentence) is not None or HOST_PLACE.search(sentence):
         return True
     # An error can be told by its constant alone: RMM_ERROR_OUT_OF_MEMORY.
     if has_error_mark(with_name_parts(sentence)) or process_was_ended(clue):
@@ -261,8 +261,8 @@ _TELLER = re.compile(r"\b(?:I|we|my|our|you|he|she|they|friend)\b|\?", re.IGNORE
 
 def _is_terse(sentence: str) -> bool:
     """Whether a sentence says nothing else, as a program would, and not a person."""
-    told = _ADVICE.sub("", sentence).strip()
-    return len(told) <= _TERSE and _TELLER.search(told) is None
+    without_advice = _ADVICE.sub("", sentence).strip()
+    return len(without_advice) <= _TERSE and _TELLER.search(without_advice) is None
 
 
 _ADVICE = compile_words(r"[,;:(] ?please \w[^\n]{0,120}\Z")
@@ -271,7 +271,7 @@ _ADVICE = compile_words(r"[,;:(] ?please \w[^\n]{0,120}\Z")
 
 def _is_placed(sentence: str) -> bool:
     return (
-        place_named(sentence) is not None
+        backend_named(sentence) is not None
         or speaks_of_the_host(sentence)
         or ANY_DEVICE.search(sentence) is not None
     )

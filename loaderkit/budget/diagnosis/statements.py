@@ -32,7 +32,7 @@ have neither."""
 class Statement(NamedTuple):
     """A stretch of text that says in some way that memory did not suffice."""
 
-    way: Phrase
+    phrase: Phrase
     start: int
     """Where its first word begins, in characters of the text."""
     end: int
@@ -42,7 +42,7 @@ class Statement(NamedTuple):
 class _Rule(NamedTuple):
     """One row "state" of the table."""
 
-    way: Phrase
+    phrase: Phrase
     """What it says."""
     width: int
     """Characters from the first to the last word."""
@@ -89,7 +89,7 @@ def find_statements(
 
     >>> from loaderkit.budget.diagnosis.folding import FoldedText
     >>> text = "The app was stopped because it had too little of the phone's memory"
-    >>> [statement.way.name for statement in find_statements(FoldedText.of(text))]
+    >>> [statement.phrase.name for statement in find_statements(FoldedText.of(text))]
     ['RAN_OUT', 'KILLED']
     """
     end = len(where.text) if end is None else end
@@ -116,7 +116,7 @@ def find_statements(
         else:
             span = _narrowest_span(choices)
             if span is not None and span[1] - span[0] <= rule.width:
-                yield Statement(rule.way, *span)
+                yield Statement(rule.phrase, *span)
 
 
 def _narrowest_span(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:

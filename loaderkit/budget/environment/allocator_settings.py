@@ -159,8 +159,8 @@ def options_of(settings: str) -> dict[str, str]:
     """
     # Commas in brackets are of a list: the look-ahead refuses one that a "]" follows
     # before any "[".
-    parts = re.split(r",(?![^\[]*\])", settings)
-    pairs = [part.partition(":") for part in parts if part.strip()]
+    options = re.split(r",(?![^\[]*\])", settings)
+    pairs = [option.partition(":") for option in options if option.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 

@@ -86,8 +86,8 @@ def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
     """Split by any of the separators that people write."""
     # Quotes of a shell's line that was copied into a file: to torch they are letters.
     plain = re.sub(r"[\s'\"]", "", settings)
-    for part in re.split(r"[,;&|](?![^\[]*\])", plain):
-        match = re.match(r"([A-Za-z_]\w*)[:=]+(.+)", part)
+    for option in re.split(r"[,;&|](?![^\[]*\])", plain):
+        match = re.match(r"([A-Za-z_]\w*)[:=]+(.+)", option)
         if match is not None:
             yield match[1], match[2]
 

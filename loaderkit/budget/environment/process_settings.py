@@ -163,9 +163,10 @@ def _is_one_edit(name: str, known: str) -> bool:
     # What is left between the letters that both begin and end with is the edit.
     start = _common_start(name, known)
     end = _common_start(name[start:][::-1], known[start:][::-1])
-    part, known_part = name[start : len(name) - end], known[start : len(known) - end]
-    is_exchange = len(part) == 2 and part == known_part[::-1]
-    return is_exchange or max(len(part), len(known_part)) == 1
+    edited = name[start : len(name) - end]
+    known_edited = known[start : len(known) - end]
+    is_exchange = len(edited) == 2 and edited == known_edited[::-1]
+    return is_exchange or max(len(edited), len(known_edited)) == 1
 
 
 def _common_start(text: str, other: str) -> int:

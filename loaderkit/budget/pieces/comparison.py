@@ -241,8 +241,8 @@ def _rows_of_parts(batch: Any, most: int) -> Iterator[list[int]]:
         return
     parts = min(count // size, _PARTS)
     chosen = [at * count // (parts * size) for at in range(parts * size)]
-    for part in range(parts):
-        yield chosen[part::parts]
+    for first in range(parts):
+        yield chosen[first::parts]
 
 
 def _cut_off(part: Any, first: int, count: int) -> list[Any]:

@@ -344,7 +344,7 @@ def transactional_step(
     """
     mistake = mistaken_for_model(model, "transactional_step(model, batch, backward)")
     if mistake is not None:
-        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     example = "lambda piece, share: ..."
     check_callable("backward", backward, example)
     refused = refusal_of_call(backward, "piece", "share")

@@ -45,7 +45,7 @@ def check_model_and_optimizer(
     """
     mistake = mistaken_for_model(model, "MicroBatcher(model, optimizer, loss)")
     if mistake is not None:
-        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     methods = ("step", "zero_grad")
     missing = [name for name in methods if not hasattr(optimizer, name)]
     if missing or isinstance(optimizer, type):

@@ -225,10 +225,10 @@ class _Recurrent(torch.autograd.Function):
         workspace = _make_workspace(layers, ctx.tracker, values)
         numbers = [weight.numel() for weight in layers.weights]
         block = layers.weights[0].new_empty(sum(numbers))
-        parts = torch.split(block, numbers)
+        flat_gradients = torch.split(block, numbers)
         of_weights = [
-            part.view(weight.shape)
-            for part, weight in zip(parts, layers.weights, strict=True)
+            flat.view(weight.shape)
+            for flat, weight in zip(flat_gradients, layers.weights, strict=True)
         ]
         del workspace, copies
         return (None, None, of_values, *of_states, *of_weights)

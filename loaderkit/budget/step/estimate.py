@@ -247,11 +247,11 @@ def estimate_step(
     >>> step.parts["parameters"], step.phase
     (40400, 'backward')
     """
-    given = "" if loss is None else ", loss=loss"
-    call = f"estimate_step(model, batch{given})"
+    loss_argument = "" if loss is None else ", loss=loss"
+    call = f"estimate_step(model, batch{loss_argument})"
     mistake = mistaken_for_model(model, call) or mistaken_for_batch(batch)
     if mistake is not None:
-        raise OptionError(mistake.what, why=mistake.why, fix=mistake.instead)
+        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     check_loss(loss)
     autocast_dtype = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))
@@ -262,7 +262,7 @@ def estimate_step(
         if mistake is None:
             raise
         why = f"{mistake.why}: {error.what}"
-        raise StepError(mistake.what, why=why, fix=mistake.instead) from error
+        raise StepError(mistake.message, why=why, fix=mistake.instead) from error
 
 
 def estimate(model: torch.nn.Module, batch: Any, step: Step) -> StepEstimate:
@@ -480,8 +480,8 @@ def summarise(log: Log, step: Step) -> StepEstimate:
     peaks = peaks_of(log)
     highest = max(peaks.values(), key=lambda peak: peak.total)
     assumptions = [
-        f"{what}: {operator}, {count} times"
-        for (what, operator), count in log.assumptions.items()
+        f"{assumption}: {operator}, {count} times"
+        for (assumption, operator), count in log.assumptions.items()
     ]
     kernels = step.target.traits.kernels
     if kernels in _ASSUMED_OF_KERNELS:

@@ -568,9 +568,9 @@ def _share_of_sizes(sizes: list[int], share: float, number: int) -> dict[int, in
     """
     smaller = {}
     for rank, size in enumerate(sizes):
-        part = 1 - _SHARE_STEP * ((rank + number) % 3)
+        step_share = 1 - _SHARE_STEP * ((rank + number) % 3)
         # Even, as heads and groups ask for.
-        smaller[size] = int(size * share * part) // 2 * 2
+        smaller[size] = int(size * share * step_share) // 2 * 2
     return smaller
 
 

@@ -378,7 +378,8 @@ def bytes_of_output(output: torch.Tensor) -> int:
     if output.layout is not torch.sparse_coo:
         return output.numel() * output.itemsize
     # Some kernels make room for as many elements as there may be, and use a part of it.
-    return sum(part.untyped_storage().nbytes() for part in parts_of_sparse(output))
+    storages = [inner.untyped_storage() for inner in parts_of_sparse(output)]
+    return sum(storage.nbytes() for storage in storages)
 
 
 def is_safe_to_run(call: KernelCall) -> bool:

@@ -163,11 +163,11 @@ def held_bytes(tensors: list[Any]) -> int:
     """Sum the storages behind tensors, each once; sparse ones have two or three."""
     bytes_by_storage = {}
     for tensor in parts_of_nested(tensors):
-        parts = [tensor]
+        components = [tensor]
         if not has_one_storage(tensor):
-            parts = parts_of_sparse(tensor.detach())
-        for part in parts:
-            storage = part.untyped_storage()
+            components = parts_of_sparse(tensor.detach())
+        for component in components:
+            storage = component.untyped_storage()
             # An identity of the storage, which views of it have too; never read.
             bytes_by_storage[storage._cdata] = storage.nbytes()
     return sum(bytes_by_storage.values())

@@ -299,4 +299,4 @@ def _line_of_forward(model: torch.nn.Module, name: str) -> str:
 
 def has_assumption(log: Log, assumptions: tuple[str, ...]) -> bool:
     """Tell whether one of some assumptions was made."""
-    return any(what in assumptions for what, _ in log.assumptions)
+    return any(assumption in assumptions for assumption, _ in log.assumptions)

@@ -232,11 +232,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensor: torch.Tensor, owner: Part | None = None) -> list[int]:
         """Log the storages of a tensor, each once; give the numbers of new ones."""
         if tensor.layout is torch.jagged:
-            parts = parts_of_nested([tensor])
-            return [number for part in parts for number in self.add(part, owner)]
+            return self._add_all(parts_of_nested([tensor]), owner)
         if not has_one_storage(tensor):
-            parts = self._parts_of_sparse(tensor)
-            return [number for part in parts for number in self.add(part, owner)]
+            return self._add_all(self._parts_of_sparse(tensor), owner)
         if tensor._is_zerotensor():
             # The tangent of what has none, in forward mode: nobody makes its storage.
             return []
@@ -251,6 +249,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values = self.values.bytes if self.values is not None else 0
         self.log.real_bytes = max(self.log.real_bytes, self.real_bytes_live + values)
         return [number]
+
+    def _add_all(self, components: list[Any], owner: Part | None) -> list[int]:
+        numbers: list[int] = []
+        for component in components:
+            numbers += self.add(component, owner)
+        return numbers
 
     def _log_made(self, storage: torch.UntypedStorage, owner: Part | None) -> int:
         """Log that a storage lives, and see to it that its end is logged."""
@@ -355,8 +359,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _label_storage(self, tensor: torch.Tensor, owner: Part) -> None:
         if not has_one_storage(tensor):
-            for part in self._parts_of_sparse(tensor):
-                self._label_storage(part, owner)
+            for component in self._parts_of_sparse(tensor):
+                self._label_storage(component, owner)
             return
         storage = self.live.get(tensor.untyped_storage()._cdata)
         if storage is not None:
@@ -587,14 +591,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _bytes_of(self, tensor: torch.Tensor) -> int:
-        parts = self.sparse.parts_of(tensor)
-        if parts is None:
+        components = self.sparse.parts_of(tensor)
+        if components is None:
             return tensor.numel() * tensor.itemsize
-        return sum(part.untyped_storage().nbytes() for part in parts)
+        return sum(component.untyped_storage().nbytes() for component in components)
 
     def _bytes_of_known_sparse(self, tensors: list[torch.Tensor]) -> int:
-        parts = [self.sparse.parts_of(tensor) or [] for tensor in tensors]
-        return sum(part.nbytes for row in parts for part in row)
+        size = 0
+        for tensor in tensors:
+            for component in self.sparse.parts_of(tensor) or ():
+                size += component.nbytes
+        return size
 
     def _fake_if_large(self, leaf: object) -> Any:
         """Fake a real float that is large, such as a mask made of integers."""

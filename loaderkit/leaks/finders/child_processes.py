@@ -28,8 +28,8 @@ def find_growing_children(evidence: CounterEvidence) -> list[Growth]:
     growths = []
     for name, trend in evidence.leaking.items():
         if isinstance(name, WorkerName):
-            what = f"child process {name.pid} ({describe_worker(name.pid)})"
-            growths.append(Growth("worker", what, "", 0, round(trend.per_epoch)))
+            description = f"child process {name.pid} ({describe_worker(name.pid)})"
+            growths.append(Growth("worker", description, "", 0, round(trend.per_epoch)))
     return growths
 
 
@@ -66,13 +66,13 @@ def _users_classes(dataset: object) -> Iterator[str]:
     # Of torch's classes: Subset has one, ConcatDataset and ChainDataset have a list,
     # StackDataset has a tuple or a dict.
     inner = getattr(dataset, "dataset", None) if is_library else None
-    parts = getattr(dataset, "datasets", None) if is_library else None
-    if isinstance(parts, Mapping):
-        parts = list(parts.values())
+    members = getattr(dataset, "datasets", None) if is_library else None
+    if isinstance(members, Mapping):
+        members = list(members.values())
     if inner is not None:
         yield from _users_classes(inner)
-    elif isinstance(parts, list | tuple) and parts:
-        for part in parts:
-            yield from _users_classes(part)
+    elif isinstance(members, list | tuple) and members:
+        for member in members:
+            yield from _users_classes(member)
     else:
         yield kind.__name__

@@ -152,7 +152,7 @@ def describe_items(items: Sequence[Any]) -> str:
         return "items"
     first = items[0]
     if is_a(first, (tuple, list)):
-        tensors = [part for part in first if is_a(part, torch.Tensor)]
+        tensors = [item for item in first if is_a(item, torch.Tensor)]
         first = tensors[0] if tensors else first
     if is_a(first, torch.Tensor):
         kind, device, dtype, shape = describe(first).signature

@@ -27,5 +27,5 @@ def find_left_shared_memory(evidence: CounterEvidence) -> list[Growth]:
         return []
     grown = evidence.shared_files.grown_late()
     kinds = [kind for kind, size in grown.most_common(_KINDS_NAMED) if size > 0]
-    what = f"files {', '.join(kinds)}"
-    return [Growth("shm", what, "", 0, round(trend.per_epoch))]
+    description = f"files {', '.join(kinds)}"
+    return [Growth("shm", description, "", 0, round(trend.per_epoch))]

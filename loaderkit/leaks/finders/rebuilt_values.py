@@ -139,14 +139,14 @@ def _measure_contents(value: object, most_objects: int, most_bytes: float) -> _C
             if key == id(current) or key not in seen_ids:
                 seen_ids.add(key)
                 size_bytes += size
-        parts = _parts_of(current)
-        if parts is None:
+        referents = _referents_of(current)
+        if referents is None:
             items.append(current)
             continue
-        for part in parts:
-            if id(part) not in seen_ids:
-                seen_ids.add(id(part))
-                objects.append(part)
+        for referent in referents:
+            if id(referent) not in seen_ids:
+                seen_ids.add(id(referent))
+                objects.append(referent)
     items = [item for item in items if _is_kept(item)] or items
     return _Contents(size_bytes, items, is_whole=size_bytes <= most_bytes)
 
@@ -158,7 +158,7 @@ def _is_kept(item: object) -> bool:
     return not is_a(item, (int, float, complex, type(None)))
 
 
-def _parts_of(value: object) -> Sequence[Any] | None:
+def _referents_of(value: object) -> Sequence[Any] | None:
     """Give what a container holds; None of what is none."""
     if type(value) is dict:
         return [*value, *value.values()]
@@ -209,7 +209,9 @@ def _rebuilt_values(evidence: HeapEvidence) -> list[Any]:
                 values[id(value)] = value
     own_ids = evidence.ignored_ids
     inner_ids = {
-        id(part) for value in values.values() for part in (_parts_of(value) or ())
+        id(referent)
+        for value in values.values()
+        for referent in (_referents_of(value) or ())
     }
     return [
         value
@@ -244,8 +246,8 @@ def _may_have_grown(value: Any) -> bool:
 def _is_link(value: object) -> bool:
     """Whether a value holds another one that may lead on."""
     return any(
-        is_a(part, (*_VALUES, *_NESTED)) or _is_record(type(part))
-        for part in (_parts_of(value) or ())
+        is_a(referent, (*_VALUES, *_NESTED)) or _is_record(type(referent))
+        for referent in (_referents_of(value) or ())
     )
 
 

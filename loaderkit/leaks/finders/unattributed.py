@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class _Unattributed(NamedTuple):
     counter: CounterName
     pattern: PatternName
-    what: str
+    description: str
 
 
 _UNATTRIBUTED = (
@@ -54,7 +54,7 @@ def find_unattributed(evidence: CounterEvidence) -> list[Growth]:
     rates = {name: trend.per_epoch for name, trend in evidence.leaking.items()}
     effects = effects_among(rates)
     growths = [
-        Growth(row.pattern, row.what, "", 0, round(rates[row.counter]))
+        Growth(row.pattern, row.description, "", 0, round(rates[row.counter]))
         for row in _UNATTRIBUTED
         if row.counter in rates
         and row.counter not in effects
