@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 WEIGHTS = ("samples", "nodes", "tokens")
 """What a loss may be a mean over, by name."""
@@ -52,7 +54,7 @@ def count_samples(batch: Any) -> int:
     raise OptionError(message, why=why, fix="give a batch as the model gets it")
 
 
-def cut(batch: Any, start: int, stop: int) -> Any:
+def cut(batch: T, start: int, stop: int) -> T:
     """Take some samples of a batch.
 
     Args:
@@ -69,7 +71,7 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     return _select_samples(batch, slice(start, stop), total)
 
 
-def take(batch: Any, rows: list[int]) -> Any:
+def take(batch: T, rows: list[int]) -> T:
     """Take some samples of a batch, from wherever they are.
 
     Args:
@@ -97,7 +99,7 @@ def name_of_batch_norm(model: torch.nn.Module) -> str | None:
     return None
 
 
-def _select_samples(batch: Any, rows: slice | list[int], total: int) -> Any:
+def _select_samples(batch: T, rows: slice | list[int], total: int) -> T:
     row_numbers = np.arange(total)[rows]
 
     def is_leaf(value: object) -> bool:
@@ -131,7 +133,7 @@ def _select_one_by_one(leaf: Any, row_numbers: NDArray[np.intp]) -> Any:
     return leaf
 
 
-def in_float64(batch: Any) -> Any:
+def in_float64(batch: T) -> T:
     """Copy a batch with all its floats in float64."""
 
     def widen(leaf: object) -> Any:

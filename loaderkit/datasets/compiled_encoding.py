@@ -35,6 +35,7 @@ from loaderkit.pyg import import_pyg
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from _typeshed import DataclassInstance
     from numpy.typing import NDArray
     from torch_geometric.data.data import BaseData
     from torch_geometric.data.storage import BaseStorage
@@ -210,7 +211,7 @@ class _Rules(NamedTuple):
     """They add the graph's number of nodes to indices."""
 
     @classmethod
-    def of(cls, graph_class: Any) -> _Rules:
+    def of(cls, graph_class: type[BaseData]) -> _Rules:
         """Look up those of a class."""
         pyg = import_pyg()
         rules = graph_class.__inc__, graph_class.__cat_dim__
@@ -465,7 +466,7 @@ class _AskingReader(_TensorReader):
 class _ArrayReader:
     """Reads arrays and numbers of numpy's."""
 
-    def __init__(self, column: ColumnSpec, cls: Any) -> None:
+    def __init__(self, column: ColumnSpec, cls: type[NDArray[Any]]) -> None:
         self._cls = cls
         self._dtype, self._ndim = np.dtype(column.dtype), column.ndim
 
@@ -581,7 +582,7 @@ class _IncrementedByZero:
 
 
 class _DictReader:
-    def __init__(self, nest: Nest, cls: Any, readers: Sequence[_Reader]) -> None:
+    def __init__(self, nest: Nest, cls: type, readers: Sequence[_Reader]) -> None:
         del cls
         self._keys, self._readers = list(nest.keys), readers
 
@@ -600,7 +601,9 @@ class _DictReader:
 class _SequenceReader:
     """Reads lists, tuples and namedtuples."""
 
-    def __init__(self, nest: Nest, cls: Any, readers: Sequence[_Reader]) -> None:
+    def __init__(
+        self, nest: Nest, cls: type[Sequence[Any]], readers: Sequence[_Reader]
+    ) -> None:
         self._is_named = nest.kind is Kind.NAMED
         self._cls, self._readers = cls, readers
 
@@ -616,7 +619,9 @@ class _SequenceReader:
 
 
 class _DataclassReader:
-    def __init__(self, nest: Nest, cls: Any, readers: Sequence[_Reader]) -> None:
+    def __init__(
+        self, nest: Nest, cls: type[DataclassInstance], readers: Sequence[_Reader]
+    ) -> None:
         self._keys, self._cls, self._readers = nest.keys, cls, readers
 
     def read(self, value: Any, into: EncodedSample, graph: _Graph | None) -> bool:
@@ -628,7 +633,9 @@ class _DataclassReader:
         return True
 
 
-_NEST_READERS: Mapping[Kind, Callable[[Nest, Any, Sequence[_Reader]], _Reader]] = {
+_NEST_READERS: Mapping[
+    Kind, Callable[[Nest, type[Any], Sequence[_Reader]], _Reader]
+] = {
     Kind.DICT: _DictReader,
     Kind.LIST: _SequenceReader,
     Kind.TUPLE: _SequenceReader,
@@ -647,7 +654,7 @@ class _GraphReader:
     """
 
     def __init__(
-        self, tree: Nest, graph: Any, values: Mapping[ColumnSpec, NDArray[Any]]
+        self, tree: Nest, graph: BaseData, values: Mapping[ColumnSpec, NDArray[Any]]
     ) -> None:
         self._cls, self._keys = type(graph), list(tree.keys)
         self._known_attributes = pyg_attributes()

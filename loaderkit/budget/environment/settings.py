@@ -11,7 +11,7 @@ import platform
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import (
@@ -36,6 +36,9 @@ from loaderkit.budget.environment.process_settings import judge_process_settings
 from loaderkit.errors import BudgetError, OptionError
 from loaderkit.library_files import installed_version
 from loaderkit.notebook import HasCard, repr_in_a_line
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _LOW_SHARE = 0.75
 """Of the high watermark, for the low one; chosen: the defaults are 1.4 and 1.7, and it
@@ -219,7 +222,7 @@ def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
         raise refuse_value(name, fraction, wanted, 0.8)
 
 
-def _set_watermarks(torch: Any, fraction: float) -> dict[str, str]:
+def _set_watermarks(torch: ModuleType | None, fraction: float) -> dict[str, str]:
     variables = {HIGH: f"{fraction:g}", LOW: f"{fraction * _LOW_SHARE:g}"}
     os.environ.update(variables)
     if torch is not None and torch.backends.mps.is_available():
@@ -244,7 +247,7 @@ def _join_options(options: dict[str, str]) -> str:
     return ",".join(f"{name}:{value}" for name, value in options.items())
 
 
-def _set_at_run_time(torch: Any, options: dict[str, str]) -> str:
+def _set_at_run_time(torch: ModuleType, options: dict[str, str]) -> str:
     """Change the settings in effect; the call resets every option it is not told."""
     effective = _ask_torch(torch).effective
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
@@ -272,7 +275,7 @@ class _TorchAnswer(NamedTuple):
         return self.effective is not None or self.error is not None
 
 
-def _ask_torch(torch: Any) -> _TorchAnswer:
+def _ask_torch(torch: ModuleType | None) -> _TorchAnswer:
     """Let torch read its settings; give them, or what it raised."""
     # There is no public way to ask; older versions have none at all.
     internals = getattr(torch, "_C", None)
@@ -316,14 +319,14 @@ def _openmp_of_torch() -> str | None:
     return None
 
 
-def _has_mkl(torch: Any) -> bool:
+def _has_mkl(torch: ModuleType | None) -> bool:
     """Say whether torch is built with MKL; its builds for x86 are, but macOS's."""
     if torch is not None:
         return bool(torch.backends.mkl.is_available())
     return sys.platform != "darwin" and platform.machine() in {"x86_64", "AMD64"}
 
 
-def _has_used_accelerator(torch: Any) -> bool:
+def _has_used_accelerator(torch: ModuleType | None) -> bool:
     """Tell whether torch has used an accelerator, and so read its settings."""
     if torch is None:
         return False
@@ -331,7 +334,7 @@ def _has_used_accelerator(torch: Any) -> bool:
     return bool(torch.cuda.is_initialized())
 
 
-def _current_backend(torch: Any) -> str:
+def _current_backend(torch: ModuleType | None) -> str:
     """Say for which kind of device this torch was built, without importing it."""
     if torch is not None:
         if torch.version.hip:

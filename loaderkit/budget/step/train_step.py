@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -33,7 +33,7 @@ from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch_geometric.data.data import BaseData
 
@@ -266,7 +266,7 @@ def _signature_mismatch(
     return None
 
 
-def _is_pair(batch: Any) -> bool:
+def _is_pair(batch: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(batch, (tuple, list)) and len(batch) == 2
 
 
@@ -367,7 +367,7 @@ def _refuse_batch_as_target(loss: Callable[..., Any], batch: Any) -> None:
     raise StepError(message, why=why, fix=fix)
 
 
-def _call_of_loss(loss: Any) -> str:
+def _call_of_loss(loss: Callable[..., Any]) -> str:
     """Write a loss of torch's as code."""
     if isinstance(loss, torch.nn.Module):
         return f"torch.nn.{type(loss).__name__}()"
@@ -402,7 +402,7 @@ def _takes_two(loss: Callable[..., Any]) -> bool:
     return len(needed) != 1 or len(positional) > 1
 
 
-def blocks_of(model: Any) -> list[Any]:
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """List the repeated blocks of a module.
 
     Args:
@@ -424,7 +424,7 @@ def blocks_of(model: Any) -> list[Any]:
     return blocks
 
 
-def checkpoint_blocks(model: Any) -> None:
+def checkpoint_blocks(model: torch.nn.Module) -> None:
     """Let the repeated blocks of a module compute their activations again.
 
     Args:
@@ -489,7 +489,7 @@ def needs_closure(optimizer: Any) -> bool:
     )
 
 
-def _new_optimizer(parameters: list[Any], optimizer: Any) -> Any:
+def _new_optimizer(parameters: list[torch.nn.Parameter], optimizer: object) -> Any:
     """Make an optimizer by its name, its class or a callable."""
     if isinstance(optimizer, str):
         classes = {name.lower(): value for name, value in vars(torch.optim).items()}
