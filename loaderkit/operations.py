@@ -99,7 +99,7 @@ def refuse_new_attributes(kind: Kind) -> Kind:
         make(self, *args, **kwargs)
         vars(self)["_is_made"] = True
 
-    def __setattr__(self: Any, name: str, value: Any) -> None:  # noqa: N807
+    def __setattr__(self: Any, name: str, value: object) -> None:  # noqa: N807
         # What a class gives a value is a setting that nobody has changed yet.
         is_setting = name in vars(self) or _is_value(getattr(kind, name, _NOTHING))
         is_new = not name.startswith("_") and not is_setting

@@ -27,7 +27,7 @@ _MASK_NAMES = ("attention_mask", "mask")
 """Fields that are true where a sample has a token: Hugging Face's, and ``Padded``'s."""
 
 
-def count_samples(batch: Any) -> int:
+def count_samples(batch: object) -> int:
     """Count the samples of a batch.
 
     Args:
@@ -173,7 +173,7 @@ def _is_nested(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-def weight_of(batch: Any, weigh: str | Callable[[Any], float]) -> float:
+def weight_of(batch: object, weigh: str | Callable[[Any], float]) -> float:
     """Count what the loss is a mean over.
 
     Args:
@@ -203,7 +203,7 @@ def weight_of(batch: Any, weigh: str | Callable[[Any], float]) -> float:
     raise OptionError(message, why=why, fix='weigh="samples"')
 
 
-def _count_tokens(batch: Any) -> float:
+def _count_tokens(batch: object) -> float:
     for fields in _containers_with_names(batch):
         for name in (*_MASK_NAMES, "lengths"):
             if name in fields:
@@ -216,7 +216,7 @@ def _count_tokens(batch: Any) -> float:
     raise OptionError(message, why=why, fix='weigh="samples"')
 
 
-def _containers_with_names(batch: Any) -> Iterator[Mapping[str, Any]]:
+def _containers_with_names(batch: object) -> Iterator[Mapping[str, Any]]:
     """Go through the mappings and named tuples, such as ``Padded``, of a batch."""
 
     def has_names(value: object) -> bool:

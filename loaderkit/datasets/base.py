@@ -215,7 +215,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
             if not is_own(owner):
                 raise name_is_taken(owner.__qualname__, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self._taken_names:
             raise name_is_taken(type(self).__qualname__, name)
         if is_own_method(type(self), name) and not callable(value):

@@ -139,7 +139,7 @@ class BatchJoining(SampleReading[T]):
 
     def collate(
         self,
-        samples: Any,
+        samples: object,
         *,
         follow_batch: Collection[str] | None = None,
         exclude_keys: Collection[str] | None = None,
@@ -208,7 +208,7 @@ class BatchJoining(SampleReading[T]):
                 return "".join(f"[{key!r}]" for key in path) or "a sample"
         return None
 
-    def fill_padding(self, batch: Any) -> None:
+    def fill_padding(self, batch: object) -> None:
         """Write ``pad_value`` behind the ends of the samples of a padded batch.
 
         Args:
@@ -227,7 +227,7 @@ class BatchJoining(SampleReading[T]):
             self._check_pad_names(batch, pad_value)
         fill_padding(batch, pad_value)
 
-    def _check_pad_names(self, batch: Any, pad_value: PadValue) -> None:
+    def _check_pad_names(self, batch: object, pad_value: PadValue) -> None:
         """Check once what ``pad_value`` pads: by the cache, or by the first batches."""
         state = self._loaderkit
         # By identity: what was set anew is checked anew, and comparing mappings would

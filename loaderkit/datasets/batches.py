@@ -156,7 +156,7 @@ class _StoreRecipe:
     """
 
     def __init__(
-        self, store: Store, factory: FieldFactory, cls: str, key: Any, fields: Nest
+        self, store: Store, factory: FieldFactory, cls: str, key: object, fields: Nest
     ) -> None:
         self.key = key
         self.fields_joined_by_pyg = {

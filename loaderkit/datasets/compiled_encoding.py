@@ -256,7 +256,7 @@ class _Field(NamedTuple):
         return "index" in name or name == "face"
 
 
-def _reader_of(path: str, node: Node, part: Any, field: _Field | None) -> _Reader:
+def _reader_of(path: str, node: Node, part: object, field: _Field | None) -> _Reader:
     """Make the reader of a part.
 
     Args:

@@ -217,7 +217,7 @@ def row_of(dataset: Any, key: object) -> int:
     raise NoSuchKeyError(message, why=why, fix=fix)
 
 
-def _rows_of(dataset: Any, key: object) -> Iterator[int]:
+def _rows_of(dataset: object, key: object) -> Iterator[int]:
     """Find all rows of a key."""
     if isinstance(dataset, Subset):
         # A subset may have a row twice, or not at all: all of them are looked through.

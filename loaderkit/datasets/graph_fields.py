@@ -320,7 +320,7 @@ def is_composite(node: Node) -> bool:
     return isinstance(node, Nest) and NEST_KINDS[node.kind].is_composite
 
 
-def batch_and_ptr(slices: Any) -> tuple[Any, Any]:
+def batch_and_ptr(slices: object) -> tuple[Any, Any]:
     """Make what ``follow_batch`` adds for a field: ``name_batch`` and ``name_ptr``."""
     if isinstance(slices, torch.Tensor) and slices.dim() == 1:
         lengths = slices[1:] - slices[:-1]

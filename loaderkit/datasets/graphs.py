@@ -367,7 +367,7 @@ class GraphDataset(BaseDataset[T]):
             raise DatasetError(message, why="features are those of a graph", fix=fix)
         return graph
 
-    def _load_checked(self, key: Any) -> Any:
+    def _load_checked(self, key: object) -> Any:
         graph = self.load(key)
         if is_pyg_data(graph):
             return graph

@@ -45,10 +45,10 @@ G = TypeVar("G", bound="Graph")
 class Graph(Protocol):
     """What a type checker tells PyG's ``Data`` and ``HeteroData`` by."""
 
-    def __inc__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def __inc__(self, key: str, value: object, *args: Any, **kwargs: Any) -> Any:
         """By how much a batch raises a field's numbers, from graph to graph."""
 
-    def __cat_dim__(self, key: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def __cat_dim__(self, key: str, value: object, *args: Any, **kwargs: Any) -> Any:
         """Along which dimension a batch joins a field."""
 
 

@@ -186,7 +186,7 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     setattr(cls, "__array_ufunc__", None)  # noqa: B010
 
     def torch_function(
-        _: type[T], function: Any, __: Any, args: Any = (), kwargs: Any = None
+        _: type[T], function: object, __: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         batch, shown = _shown_call(function, cls, args, kwargs or {})
         raise refuse(batch, shown)
@@ -213,7 +213,7 @@ def _has_other_parts(batch: tuple[Any, ...], other: object) -> bool:
 
 
 def _shown_call(
-    function: Any, kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: object, kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, str]:
     """Write a call of torch's with ``{0}`` for the ragged batch that it was given.
 

@@ -149,7 +149,7 @@ def _kinds_of(values: Sequence[Any]) -> set[ValueKind]:
     }
 
 
-def as_tensor(value: Any) -> torch.Tensor:
+def as_tensor(value: object) -> torch.Tensor:
     """See a tensor or an array as a tensor, in this machine's order of bytes."""
     if isinstance(value, torch.Tensor):
         return value

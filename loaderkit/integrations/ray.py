@@ -1,5 +1,6 @@
 """Pack on Ray: ``pack(dataset, path, executor=RayExecutor(num_cpus=1))``."""
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -17,7 +18,9 @@ class RayExecutor(Executor):
         # A lost worker comes back as an error: ``pack`` counts the tries.
         self._call = ray.remote(**{"max_retries": 0, **options})(_call)
 
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         """Start a task."""
         reference = self._call.remote(fn, *args, **kwargs)
         future: Future[Any] = reference.future()

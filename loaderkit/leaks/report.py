@@ -318,7 +318,7 @@ class LeakReport(HasPage):
         return lines
 
 
-def _finite_or_none(value: Any) -> Any:
+def _finite_or_none(value: object) -> Any:
     """Copy plain values, with None in the place of infinity and of what is no number.
 
     >>> _finite_or_none({"noise": float("nan"), "values": (1.5, float("inf"))})

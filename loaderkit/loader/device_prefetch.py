@@ -86,7 +86,7 @@ class DevicePrefetcher:
         return CopiedBatches(host_batches, self.device, device_module)
 
 
-def _refuse_state(loader: Any) -> NoReturn:
+def _refuse_state(loader: object) -> NoReturn:
     """Refuse the state of a loader that counts the batch that is copied ahead as given.
 
     Who went on from it would lose that batch.
@@ -232,7 +232,7 @@ class CopiedBatches(Iterator[Any]):
             return error
         return TakenBatch(batch, taken.standing)
 
-    def _wait_for_copy(self, batch: Any) -> None:
+    def _wait_for_copy(self, batch: object) -> None:
         """Have the step that reads a batch wait for its copy, and the next copy for it.
 
         Args:
@@ -284,7 +284,7 @@ def _record_use(leaf: Any, stream: Any, device: torch.device) -> bool:
 
 
 def move(
-    batch: Any,
+    batch: object,
     device: torch.device,
     *,
     page_lock: Callable[[torch.Tensor], torch.Tensor] | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaderkit.dataset_protocol import ask_size_counter
 from loaderkit.errors import LoaderError
@@ -31,7 +31,7 @@ class LimitCheck:
     oversized: Oversized
     """What happens to a sample beyond a limit: "raise", "alone" or "skip"."""
 
-    def check(self, samples: Any, names: str) -> None:
+    def check(self, samples: object, names: str) -> None:
         """Refuse a batch that grew beyond a limit.
 
         Args:

@@ -32,7 +32,7 @@ def device_of_batch(batch: object) -> str:
     return ""
 
 
-def page_lock_batch(batch: Any, *, must_lock: bool = False) -> Any:
+def page_lock_batch(batch: object, *, must_lock: bool = False) -> Any:
     """Copy a batch to page-locked memory, but for what cannot be.
 
     Args:

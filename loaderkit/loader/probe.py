@@ -291,7 +291,7 @@ def _time_first_samples(dataset: IndexedSamples, rows: Sequence[Any]) -> _FirstS
     return _FirstSamples(samples, quickest_s)
 
 
-def _as_list(samples: Any) -> list[Any]:
+def _as_list(samples: object) -> list[Any]:
     return samples if isinstance(samples, list) else [samples]
 
 
@@ -372,7 +372,7 @@ def _read_some_samples(
     return _Fetched(batch, len(samples), seconds)
 
 
-def _time_transfer(batch: Any, deadline: float) -> _TransferCost:
+def _time_transfer(batch: object, deadline: float) -> _TransferCost:
     """Send a batch to this process itself, and take the quickest time of either end.
 
     Returns:

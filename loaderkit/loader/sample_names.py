@@ -32,7 +32,7 @@ def names_of(dataset: object, rows: Sequence[Any]) -> str:
     return f"{names} and {unnamed:,} more" if unnamed > 0 else names
 
 
-def name_of(dataset: object, row: Any) -> str:
+def name_of(dataset: object, row: object) -> str:
     """Name a sample by its key, where the dataset knows one.
 
     Args:

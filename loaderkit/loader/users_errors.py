@@ -243,7 +243,7 @@ def _message_of(error: Any) -> str:
     return str(LoaderError(error.what, why=error.why, fix=error.fix))
 
 
-def _representation(error: Any) -> str:
+def _representation(error: object) -> str:
     return f"LoaderError({_message_of(error)!r})"
 
 

@@ -293,7 +293,7 @@ class SharedBatch:
         segments: Those of this worker.
     """
 
-    def __init__(self, batch: Any, segments: SegmentRing) -> None:
+    def __init__(self, batch: object, segments: SegmentRing) -> None:
         tensors: list[torch.Tensor] = []
         pickled = io.BytesIO()
         _TensorlessPickler(pickled, tensors).dump(batch)

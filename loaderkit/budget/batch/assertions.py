@@ -53,7 +53,7 @@ class FitOptions:
 @suggest_keywords
 def assert_fits(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     limit: int | str | None = None,
     *,
     device: str | DeviceSpec | torch.device = "cpu",

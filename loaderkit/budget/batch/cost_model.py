@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -406,7 +406,7 @@ def _fit_steps_of(
 
 
 def _track_to_plan_for(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: object, step: Step
 ) -> TrackedAnswers:
     """Track a step with the answers with which it takes most, or with which it runs.
 
@@ -436,7 +436,7 @@ def _error_of_batch(cost_model: BatchCostModel, rows: list[int]) -> float:
 
 
 def _track_small_step(
-    model: torch.nn.Module, batch: Any, step: Step, assumed: Assumed
+    model: torch.nn.Module, batch: object, step: Step, assumed: Assumed
 ) -> Log:
     """Track a step; where that fails, say whether the step itself fails.
 

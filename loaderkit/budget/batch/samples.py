@@ -281,7 +281,7 @@ def read_samples(
     return Samples(dataset, "sequences", sizes, join_rows, lengths.partly)
 
 
-def _count_checked(dataset: Any) -> int:
+def _count_checked(dataset: object) -> int:
     """Count the samples; refuse what is no dataset, or an empty one."""
     mistake = mistaken_for_dataset(dataset)
     if mistake is not None:
@@ -438,7 +438,7 @@ def _sizes_told(dataset: Any, name: str) -> Any:
     return sizes.get(name) if hasattr(sizes, "get") else getattr(sizes, name, None)
 
 
-def _longest_length(sample: Any) -> int:
+def _longest_length(sample: object) -> int:
     lengths = [
         len(leaf)
         for leaf in flatten(sample)

@@ -52,7 +52,7 @@ class RemedySaving:
 
 
 def estimate_savings(
-    model: torch.nn.Module, batch: Any, step: Step, base: StepEstimate
+    model: torch.nn.Module, batch: object, step: Step, base: StepEstimate
 ) -> list[RemedySaving]:
     """Estimate the step again with each remedy.
 
@@ -103,7 +103,7 @@ class _RemediedStep(NamedTuple):
 
 
 def _apply_remedy(
-    remedy: Remedy, model: torch.nn.Module, batch: Any, step: Step
+    remedy: Remedy, model: torch.nn.Module, batch: object, step: Step
 ) -> _RemediedStep | None:
     """Apply a remedy; None where it changes nothing."""
     change = remedy.change

@@ -97,7 +97,7 @@ class Comparison:
         self._state = StepState(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def run(self, batch: Any, most: int) -> bool:
+    def run(self, batch: object, most: int) -> bool:
         """Compare parts of a batch.  Gradients, buffers and modes stay as they were.
 
         Args:
@@ -129,7 +129,7 @@ class Comparison:
             put_grads(self.parameters, grads_before)
         return all(were_compared)
 
-    def _compare_part(self, part: Any) -> bool:
+    def _compare_part(self, part: object) -> bool:
         """Compare one part; False if the gradient of the whole is not finite."""
         _stop_dropout(self.model)
         numbers_before = random_state(self._state.device)
@@ -150,7 +150,7 @@ class Comparison:
             raise _deviation_error(share, self.weigh)
         return True
 
-    def _is_rounding(self, part: Any) -> bool:
+    def _is_rounding(self, part: object) -> bool:
         """Tell whether whole and pieces are equal in float64.
 
         A loss that is nearly 0 is a difference of nearly equal numbers, whose rounding
@@ -194,7 +194,7 @@ class Comparison:
         roundings = _ROUNDINGS if is_short else _ROUNDINGS_OF_SUMS
         return roundings * torch.finfo(dtype).eps
 
-    def _gradient_of_pieces(self, part: Any) -> _Gradient:
+    def _gradient_of_pieces(self, part: object) -> _Gradient:
         """Cut off a sample: pieces of unequal sizes show wrong weights.
 
         Two samples, where a single one is an error: a model that squeezes.
@@ -233,7 +233,7 @@ class Comparison:
         return _Gradient(sums, norms)
 
 
-def _rows_of_parts(batch: Any, most: int) -> Iterator[list[int]]:
+def _rows_of_parts(batch: object, most: int) -> Iterator[list[int]]:
     """Choose the rows of parts, each spread over the whole batch."""
     count = count_samples(batch)
     size = min(most, count, _PART_SAMPLES)
@@ -245,7 +245,7 @@ def _rows_of_parts(batch: Any, most: int) -> Iterator[list[int]]:
         yield chosen[first::parts]
 
 
-def _cut_off(part: Any, first: int, count: int) -> list[Any]:
+def _cut_off(part: object, first: int, count: int) -> list[Any]:
     return [take(part, list(range(first))), take(part, list(range(first, count)))]
 
 

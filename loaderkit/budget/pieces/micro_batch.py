@@ -155,7 +155,7 @@ class MicroBatcher:
             verify=self.verify,
         )
 
-    def step(self, batch: Any) -> StepResult:
+    def step(self, batch: object) -> StepResult:
         """Train on one batch.
 
         Args:
@@ -283,13 +283,13 @@ class MicroBatcher:
                 raise
             raise update.failed() from error
 
-    def _backward_of_piece(self, piece: Any, share: float) -> torch.Tensor:
+    def _backward_of_piece(self, piece: object, share: float) -> torch.Tensor:
         return self._backward_of(self.model, piece, share)
 
     def _backward_of(
         self,
         model: torch.nn.Module,
-        piece: Any,
+        piece: object,
         share: float,
         *,
         precisely: bool = False,
@@ -315,7 +315,7 @@ class MicroBatcher:
 @suggest_keywords
 def transactional_step(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     backward: Callable[[Any, float], torch.Tensor],
     *,
     micro_batch: int | None = None,
@@ -396,7 +396,7 @@ class _Pieces:
             raise
         return StepResult(loss, self.pieces, self.largest, self.retries, weight)
 
-    def _run_batch(self, batch: Any, weight: float) -> Any:
+    def _run_batch(self, batch: object, weight: float) -> Any:
         """Compute the pieces of a batch, and halve those that run out of memory.
 
         Args:
@@ -439,7 +439,7 @@ class _Pieces:
             start = stop
         return loss
 
-    def _attempt_step(self, piece: Any, share: float) -> _Attempt:
+    def _attempt_step(self, piece: object, share: float) -> _Attempt:
         """Compute one piece; leave nothing behind if it runs out of memory."""
         grads_so_far = take_grads(self.parameters)
         state = StepState(self.model)

@@ -35,7 +35,7 @@ class _TooLargeError(Exception):
 
 
 def runs_within(
-    model: torch.nn.Module, batch: Any, step: Step, limit_bytes: int
+    model: torch.nn.Module, batch: object, step: Step, limit_bytes: int
 ) -> bool:
     """Run a step for real until an operator would take more than a bound.
 

@@ -62,7 +62,7 @@ def flatten_call(args: Sequence[Any], kwargs: Kwargs) -> FlatCall:
     return FlatCall(leaves, CallStructure(positional, named))
 
 
-def _add_leaves(value: Any, leaves: list[Any]) -> int | None:
+def _add_leaves(value: object, leaves: list[Any]) -> int | None:
     """Add one argument to the leaves; count its values if it is a list of them."""
     if isinstance(value, (list, tuple)):
         leaves.extend(value)
@@ -108,7 +108,7 @@ def arguments_by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
     return defaults | positional | kwargs
 
 
-def tensors_in(nest: Any) -> list[torch.Tensor]:
+def tensors_in(nest: object) -> list[torch.Tensor]:
     """List tensors of an operator's arguments or outputs."""
     if isinstance(nest, torch.Tensor):
         return [nest]

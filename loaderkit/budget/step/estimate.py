@@ -211,10 +211,10 @@ class StepEstimate(HasPage):
 @suggest_keywords
 def estimate_step(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     *,
     loss: Callable[..., Any] | None = None,
-    optimizer: Any = "adam",
+    optimizer: object = "adam",
     autocast: torch.dtype | str | None = None,
     target: str | DeviceSpec | torch.device = "cpu",
 ) -> StepEstimate:
@@ -265,7 +265,7 @@ def estimate_step(
         raise StepError(mistake.message, why=why, fix=mistake.instead) from error
 
 
-def estimate(model: torch.nn.Module, batch: Any, step: Step) -> StepEstimate:
+def estimate(model: torch.nn.Module, batch: object, step: Step) -> StepEstimate:
     """Estimate a step, by the surest way that works.
 
     Args:
@@ -299,7 +299,7 @@ def _highest_bytes(log: Log) -> int:
 
 
 def _estimate_by_tracking(
-    model: torch.nn.Module, batch: Any, step: Step, begun: list[Log]
+    model: torch.nn.Module, batch: object, step: Step, begun: list[Log]
 ) -> StepEstimate:
     """Track a step; a second time with real values where floats decide a shape.
 
@@ -344,7 +344,7 @@ def _can_be_measured_instead(log: Log, step_estimate: StepEstimate) -> bool:
 
 
 def _measure_sparse(
-    model: torch.nn.Module, batch: Any, step: Step, step_estimate: StepEstimate
+    model: torch.nn.Module, batch: object, step: Step, step_estimate: StepEstimate
 ) -> StepEstimate:
     """Replace the bytes of a tracked step by those of a real one.
 
@@ -381,7 +381,7 @@ def _measure_sparse(
     )
 
 
-def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | None:
+def _track_with_values(model: torch.nn.Module, batch: object, step: Step) -> Log | None:
     try:
         return track_step(model, batch, step, with_values=True)
     except Exception:  # noqa: BLE001 -- then nothing is known of the values
@@ -389,7 +389,7 @@ def _track_with_values(model: torch.nn.Module, batch: Any, step: Step) -> Log | 
 
 
 def _track_with_values_or_few(
-    model: torch.nn.Module, batch: Any, step: Step, begun: list[Log]
+    model: torch.nn.Module, batch: object, step: Step, begun: list[Log]
 ) -> Log:
     """Track a step that does not run with all that may be chosen.
 
@@ -511,7 +511,7 @@ def summarise(log: Log, step: Step) -> StepEstimate:
 
 
 def _estimate_without_tracking(
-    model: torch.nn.Module, batch: Any, step: Step, error: Exception, seen_bytes: int
+    model: torch.nn.Module, batch: object, step: Step, error: Exception, seen_bytes: int
 ) -> StepEstimate:
     """Extend small real steps; where there are none, use a formula.
 
@@ -558,7 +558,7 @@ def _estimate_without_tracking(
 
 
 def _measure_points_if_cut(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: object, step: Step
 ) -> Points | None:
     """Measure parts of a batch; None where they are no batches by themselves."""
     try:
@@ -568,7 +568,7 @@ def _measure_points_if_cut(
 
 
 def _measure_whole_or_raise(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: object, step: Step
 ) -> dict[Phase, int] | None:
     """Measure the step itself if it is small.
 
@@ -605,7 +605,7 @@ def _estimate_as_measured(
 
 
 def _estimate_by_formula(
-    model: torch.nn.Module, batch: Any, step: Step, why: str, seen_bytes: int
+    model: torch.nn.Module, batch: object, step: Step, why: str, seen_bytes: int
 ) -> StepEstimate:
     """Parameters, gradients, two moments, and the outputs of every module twice.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.cutting import count_samples, cut
 from loaderkit.budget.step.bounded_run import runs_within
@@ -98,7 +98,7 @@ def _lagrange_weight(sizes: Sequence[int], number: int, size: int) -> float:
     return weight
 
 
-def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | None:
+def measure_points(model: torch.nn.Module, batch: object, step: Step) -> Points | None:
     """Run three small steps of growing size for real.
 
     Args:
@@ -139,7 +139,7 @@ def measure_points(model: torch.nn.Module, batch: Any, step: Step) -> Points | N
 
 
 def measure_whole(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: object, step: Step
 ) -> dict[Phase, int] | None:
     """Run the step itself for real, if it is small.
 
@@ -171,6 +171,6 @@ def _bytes_for_activations(model: torch.nn.Module) -> int | None:
     return REAL_BYTES - copies_bytes
 
 
-def size_of(batch: Any) -> int:
+def size_of(batch: object) -> int:
     """Sum the bytes of a batch."""
     return held_bytes(flatten_tensors(batch))

@@ -88,7 +88,7 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
     return copy.deepcopy(model, memo)
 
 
-def fake_batch(fake: FakeTensorMode, batch: Any) -> Any:
+def fake_batch(fake: FakeTensorMode, batch: object) -> Any:
     """Copy a batch with fake floats; integers are shared with it."""
     return map_tensors(lambda tensor: _fake_floats(fake, tensor), batch)
 

@@ -33,7 +33,7 @@ _FREED = "loaderkit freed: "
 """What names of ranges begin with; then comes the phase, or a number of bytes."""
 
 
-def measure_step(model: torch.nn.Module, batch: Any, step: Step) -> dict[Phase, int]:
+def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phase, int]:
     """Run two training steps on the CPU and find the peak of each phase.
 
     Args:
@@ -100,7 +100,7 @@ class StepCopies(NamedTuple):
     """None where nothing is updated."""
 
 
-def step_copies(model: torch.nn.Module, batch: Any, step: Step) -> StepCopies:
+def step_copies(model: torch.nn.Module, batch: object, step: Step) -> StepCopies:
     """Copy a module and make its optimizer.
 
     Args:
@@ -240,7 +240,7 @@ def _peaks_by_phase(profiled: Any, base_bytes: int) -> dict[Phase, int]:
     return {phase: peaks[phase] for phase in PHASES if phase in peaks}
 
 
-def copied(batch: Any) -> Any:
+def copied(batch: object) -> Any:
     """Copy a batch, so that no tensor is a view of a larger one; one stays one."""
     copies: dict[int, torch.Tensor] = {}
 

@@ -111,7 +111,7 @@ def is_limit_of_fakes(error: Exception) -> bool:
 
 
 def find_error_without_memory(
-    model: torch.nn.Module, batch: Any, step: Step
+    model: torch.nn.Module, batch: object, step: Step
 ) -> Exception | None:
     """Run a step with fake tensors alone, to see whether the user's code raises.
 
@@ -144,7 +144,9 @@ def find_error_without_memory(
     return error
 
 
-def _copies_on_meta(model: torch.nn.Module, batch: Any) -> tuple[torch.nn.Module, Any]:
+def _copies_on_meta(
+    model: torch.nn.Module, batch: object
+) -> tuple[torch.nn.Module, Any]:
     """Copy a module and a batch; no tensor of the copies has memory."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():

@@ -60,7 +60,7 @@ as nobody sees in a peak."""
 
 def track_step(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     step: Step,
     *,
     assumed: Assumed = MOST,
@@ -101,7 +101,7 @@ def track_step(
 
 def _track_once(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     step: Step,
     tracker: Tracker,
     *,
@@ -198,7 +198,7 @@ def _name_model_values(
             values.name_value(fake_buffer, buffer.detach().clone(), trained=False)
 
 
-def _name_batch_values(values: RealValues, twin_batch: Any, batch: Any) -> None:
+def _name_batch_values(values: RealValues, twin_batch: object, batch: object) -> None:
     fakes, reals = flatten_tensors(twin_batch), flatten_tensors(batch)
     for fake, real in zip(fakes, reals, strict=True):
         values.name_value(fake, real, trained=False)

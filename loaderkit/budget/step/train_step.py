@@ -154,7 +154,7 @@ class Step:
 
 def run_step(
     model: torch.nn.Module,
-    batch: Any,
+    batch: object,
     optimizer: torch.optim.Optimizer | None,
     step: Step,
     *,
@@ -196,7 +196,7 @@ def _do_not_mark(_phase: LogPhase) -> None:
     pass
 
 
-def call_model(model: torch.nn.Module, batch: Any, *, paired: bool) -> Any:
+def call_model(model: torch.nn.Module, batch: object, *, paired: bool) -> Any:
     """Call a model the way its batch asks for.
 
     Args:
@@ -309,7 +309,7 @@ def _field_of_graph(batch: BaseData, name: str) -> Any:
     return None if callable(value) else value
 
 
-def loss_of(output: Any, batch: Any, loss: Callable[..., Any] | None) -> Any:
+def loss_of(output: object, batch: object, loss: Callable[..., Any] | None) -> Any:
     """Compute the loss.
 
     Args:
@@ -346,7 +346,7 @@ _TARGETS = ("y", "labels", "label", "target", "targets")
 """What a batch's target is usually called."""
 
 
-def _refuse_batch_as_target(loss: Callable[..., Any], batch: Any) -> None:
+def _refuse_batch_as_target(loss: Callable[..., Any], batch: object) -> None:
     """Refuse to give a loss of torch's a graph or a dict as its target.
 
     torch would fail within, with "'dict' object has no attribute 'size'".
@@ -374,7 +374,7 @@ def _call_of_loss(loss: Callable[..., Any]) -> str:
     return f"torch.nn.functional.{loss.__name__}"
 
 
-def _target_of(batch: Any) -> str:
+def _target_of(batch: object) -> str:
     """Write what is probably the target of a batch, as code."""
     if isinstance(batch, Mapping):
         names = [name for name in _TARGETS if name in batch]

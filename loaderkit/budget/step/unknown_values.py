@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.step.assumed_scalars import LEAST, MOST, Assumed
 from loaderkit.budget.step.peaks import peaks_of, totals
@@ -28,7 +28,7 @@ class TrackedAnswers(NamedTuple):
 
 
 def track_other_answers(
-    model: torch.nn.Module, batch: Any, step: Step, log: Log
+    model: torch.nn.Module, batch: object, step: Step, log: Log
 ) -> list[TrackedAnswers]:
     """Track a step with other answers than that all is chosen and all holds.
 
@@ -54,7 +54,7 @@ def track_other_answers(
 
 
 def costliest_answers(
-    model: torch.nn.Module, batch: Any, step: Step, log: Log
+    model: torch.nn.Module, batch: object, step: Step, log: Log
 ) -> TrackedAnswers:
     """Find the answers with which a step takes most.
 

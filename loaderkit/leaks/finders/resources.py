@@ -137,13 +137,13 @@ def _function_of(thread: threading.Thread) -> Any:
     return _without_partial(getattr(thread, "_target", None))
 
 
-def _without_partial(function: Any) -> Any:
+def _without_partial(function: object) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return function
 
 
-def _name_in_file(function: Any) -> str:
+def _name_in_file(function: object) -> str:
     """Name a function, with its file and line where Python has its code."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
