@@ -18,7 +18,7 @@ from loaderkit.budget.step.call_arguments import (
 from loaderkit.budget.step.shape_rules import shape_rule, values_decide_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch._ops import OpOverload
 
@@ -179,6 +179,10 @@ def operator_name(func: OpOverload) -> str:
     return str(func.name())  # type: ignore[no-untyped-call]
 
 
+_DESCRIBED_LAYOUTS = frozenset({torch.strided, torch.sparse_coo})
+"""Of tensors that can be made again."""
+
+
 class TensorSpec(NamedTuple):
     """A tensor without its values."""
 
@@ -189,6 +193,17 @@ class TensorSpec(NamedTuple):
     """Whether it is to be read conjugated: products copy such an operand first."""
     is_negative: bool = False
     """Whether it is to be read negated, as the imaginary part of such a one."""
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe a dense tensor."""
+        return cls(
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            dtype=tensor.dtype,
+            is_conjugate=tensor.is_conj(),
+            is_negative=tensor.is_neg(),
+        )
 
     @property
     def nbytes(self) -> int:
@@ -387,46 +402,52 @@ def call_of(
     is_unsafe = any(word in name for word in _UNSAFE) and not name.startswith(_CHECKED)
     if is_unsafe and not _is_plain(name):
         return None
+
     values, structure = flatten_call(_plain_scalars(func, args), kwargs)
-    if "_grouped_mm" in name and any(_is_short(value) for value in values):
+    if "_grouped_mm" in name and any(map(_is_short, values)):
         # Each group is packed, and the sizes of groups are among the values.
         return None
+    if any(isinstance(value, torch.Generator) for value in values):
+        return None
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if any(tensor.layout not in _DESCRIBED_LAYOUTS for tensor in tensors):
+        return None
     reads_positions = any(word in name for word in _UNSAFE_POSITIONS)
-    if reads_positions and not name.startswith(OF_PIVOTS):
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        if not all(t.is_floating_point() or t.is_complex() for t in tensors):
-            return None
+    has_positions = not all(t.is_floating_point() or t.is_complex() for t in tensors)
+    if reads_positions and has_positions and not name.startswith(OF_PIVOTS):
+        return None
+
     leaves: list[Any] = []
     for value in values:
-        if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
-            value = describe_sparse(value) if describe_sparse is not None else None
-            if value is None:
+        if not isinstance(value, torch.Tensor):
+            leaves.append(value)
+        elif value.layout is torch.strided:
+            leaves.append(TensorSpec.of(value))
+        else:
+            sparse = None if describe_sparse is None else describe_sparse(value)
+            if sparse is None:
                 return None
-        elif isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided:
-                return None
-            value = TensorSpec(
-                *(tuple(value.shape), value.stride(), value.dtype),
-                *(value.is_conj(), value.is_neg()),
-            )
-        elif isinstance(value, torch.Generator):
-            return None
-        leaves.append(value)
+            leaves.append(sparse)
     call = KernelCall(func, tuple(leaves), structure)
-    is_coalesced = all(spec.is_coalesced for spec in call.sparse_tensors)
+    return None if _needs_its_operands(name, call) else call
+
+
+def _needs_its_operands(name: str, call: KernelCall) -> bool:
+    """Tell whether a kernel does something else, or crashes, with invented operands."""
+    sparse = call.sparse_tensors
+    is_coalesced = all(spec.is_coalesced for spec in sparse)
     if name.startswith(_OF_COALESCED) and not is_coalesced:
-        return None
-    if len(call.sparse_tensors) > 1:
-        elements = sum(spec.elements for spec in call.sparse_tensors)
-        if elements > math.prod(call.sparse_tensors[0].shape):
+        return True
+    if len(sparse) > 1:
+        elements = sum(spec.elements for spec in sparse)
+        if elements > math.prod(sparse[0].shape):
             # A sum of more elements than there are places is coalesced at once.
-            return None
+            return True
     if "group_norm_backward" in name and call.crashes_without_gradient:
         # The first boolean says whether the input gets a gradient.
-        output_mask = [leaf for leaf in leaves if type(leaf) is bool]
-        if not output_mask[0]:
-            return None
-    return call
+        output_mask = [leaf for leaf in call.leaves if type(leaf) is bool]
+        return not output_mask[0]
+    return False
 
 
 def _is_plain(name: str) -> bool:
@@ -488,32 +509,15 @@ def smaller_calls(
     if max(total_bytes, table_bytes) <= limit:
         return [[call]]
 
-    all_sizes = {size for spec in call.tensors for size in spec.shape}
-    for sparse in call.sparse_tensors:
-        all_sizes |= {*sparse.shape, sparse.elements}
-    free_sizes = all_sizes - _fixed_sizes(call)
-    sizes = sorted(
-        (size for size in free_sizes if size >= _SMALLEST_SHRUNK), reverse=True
-    )
-    ways = []
-    for replacements in _ways_to_replace(call, sizes):
-        resized = [_resize_call(call, replaced) for replaced in replacements]
-        calls = [smaller for smaller in resized if smaller is not None]
-        # Sizes that are below those of a row stay as they are: calls that are equal
-        # would make a constant of what grows (softmax of 71 by 71 was 1.3 % too low).
-        is_complete = len(set(calls)) == len(replacements)
-        is_complete = is_complete and _differ_in_bytes(call, calls)
-        if is_complete and all(smaller.nbytes <= MOST_BYTES for smaller in calls):
-            ways.append(calls)
+    def serial_operands(smaller: list[KernelCall]) -> int:
+        return max(_count_turned_serial(call, small_call) for small_call in smaller)
 
-    def serial_operands(way: list[KernelCall]) -> int:
-        return max(_count_turned_serial(call, smaller) for smaller in way)
-
-    ways.sort(key=serial_operands)
+    sizes = _shrinkable_sizes(call)
+    ways = sorted(_triples_of_calls(call, sizes), key=serial_operands)
     if sum(outputs) > call.nbytes:
         # Such as products of tall matrices with wide ones.  No more than are tried:
         # torch's rules take half a millisecond to say what one call gives.
-        with_small_outputs = (way for way in ways if all(map(gives_little, way)))
+        with_small_outputs = (calls for calls in ways if all(map(gives_little, calls)))
         ways = list(itertools.islice(with_small_outputs, _MOST_WAYS))
     is_serial = not ways or serial_operands(ways[0]) > 0
     if is_serial and max(total_bytes, table_bytes) <= MOST_BYTES:
@@ -522,6 +526,28 @@ def smaller_calls(
     if call.opaque:
         ways = _of_fewer_samples(call, sizes, limit) + ways
     return ways[:_MOST_WAYS] or [[]]
+
+
+def _shrinkable_sizes(call: KernelCall) -> list[int]:
+    """List the sizes of a call's operands that can be made smaller, largest first."""
+    sizes = {size for spec in call.tensors for size in spec.shape}
+    for sparse in call.sparse_tensors:
+        sizes |= {*sparse.shape, sparse.elements}
+    sizes -= _fixed_sizes(call)
+    return sorted((size for size in sizes if size >= _SMALLEST_SHRUNK), reverse=True)
+
+
+def _triples_of_calls(call: KernelCall, sizes: list[int]) -> Iterator[list[KernelCall]]:
+    """Give three smaller calls for each way to shrink, where all three can be made."""
+    for replacements in _ways_to_replace(call, sizes):
+        resized = [_resize_call(call, replaced) for replaced in replacements]
+        calls = [smaller for smaller in resized if smaller is not None]
+        # Sizes that are below those of a row stay as they are: calls that are equal
+        # would make a constant of what grows (softmax of 71 by 71 was 1.3 % too low).
+        if len(set(calls)) < len(replacements) or not _differ_in_bytes(call, calls):
+            continue
+        if all(smaller.nbytes <= MOST_BYTES for smaller in calls):
+            yield calls
 
 
 def _differ_in_bytes(call: KernelCall, calls: list[KernelCall]) -> bool:

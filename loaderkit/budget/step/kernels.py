@@ -147,27 +147,15 @@ class KernelProbe:
             For each what its kernel takes; None where it could not be made for real.
         """
         workspaces: dict[SizedCall, Workspace | None] = {}
-        pending: list[tuple[SizedCall, list[list[KernelCall]]]] = []
+        unknown: list[SizedCall] = []
         for sized in calls:
+            workspaces[sized] = None
             if sized.call.plain:
                 held = Bounds.exactly(sized.call.held_bytes)
                 workspaces[sized] = Workspace(held, None, exact=True)
             else:
-                workspaces[sized] = None
-                pending.append((sized, smaller_calls(sized.call, sized.outputs)))
-
-        # The first ways to shrink of all calls under one profile, then the second ways
-        # of those that failed: operators refuse sizes that do not go together, and a
-        # profile has a cost of its own, however many calls are in it.
-        while pending:
-            first_ways = [call for _, ways in pending for call in ways[0]]
-            self._measure_new_calls(first_ways)
-            failed = []
-            for sized, ways in pending:
-                workspaces[sized] = self._workspace_from(sized, ways[0])
-                if workspaces[sized] is None and len(ways) > 1:
-                    failed.append((sized, ways[1:]))
-            pending = failed
+                unknown.append(sized)
+        workspaces |= self._workspaces_by_smaller_calls(unknown)
 
         doubtful = [
             sized
@@ -178,6 +166,26 @@ class KernelProbe:
         for sized in doubtful:
             whole = self._workspace_from(sized, [sized.call])
             workspaces[sized] = whole or workspaces[sized]
+        return workspaces
+
+    def _workspaces_by_smaller_calls(
+        self, calls: list[SizedCall]
+    ) -> dict[SizedCall, Workspace | None]:
+        """Find what calls take by others of their kind, of sizes that go together."""
+        workspaces: dict[SizedCall, Workspace | None] = {}
+        ways_left = {sized: smaller_calls(sized.call, sized.outputs) for sized in calls}
+        # The first ways to shrink of all calls under one profile, then the second ways
+        # of those that failed: operators refuse sizes that do not go together, and a
+        # profile has a cost of its own, however many calls are in it.
+        while ways_left:
+            first_ways = [ways[0] for ways in ways_left.values()]
+            self._measure_new_calls(itertools.chain.from_iterable(first_ways))
+            ways_of_failed = {}
+            for sized, (first_way, *other_ways) in ways_left.items():
+                workspaces[sized] = self._workspace_from(sized, first_way)
+                if workspaces[sized] is None and other_ways:
+                    ways_of_failed[sized] = other_ways
+            ways_left = ways_of_failed
         return workspaces
 
     def _workspace_from(
