@@ -441,6 +441,7 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
             # Before the lock goes: behind it, the note would be the next packer's.
             with contextlib.suppress(OSError):
                 (build.folder / PACKER).unlink()
+            _remove_build_of_nothing(build.folder)
 
 
 def finish_commit(path: Path) -> None:
@@ -634,6 +635,17 @@ def _remove_unfinished_files(folder: Path) -> None:
     for file in folder.iterdir():
         if file.suffix in {".partial", ".block"}:
             remove(file)
+
+
+def _remove_build_of_nothing(folder: Path) -> None:
+    """Delete a build that no shard was begun of, such as that of an empty source.
+
+    Nothing of it could be gone on with, and the folder would be called half packed.
+    """
+    with contextlib.suppress(OSError):
+        if {file.name for file in folder.iterdir()} <= {PLAN}:
+            remove(folder / PLAN)
+            folder.rmdir()
 
 
 def _remove_notes(folder: Path) -> None:

@@ -124,9 +124,10 @@ class DownloadAhead:
                     break
         except CacheError as error:
             # Whoever reads the shard gets the error; here it only cost time.
-            _LOG.warning("downloading ahead has ended: %s", error)
             with self._changed:
-                self._is_closed = True
+                is_first, self._is_closed = not self._is_closed, True
+            if is_first:  # of several threads, which all find the store gone
+                _LOG.warning("downloading ahead has ended: %s", error)
         finally:
             self._end_thread()
 

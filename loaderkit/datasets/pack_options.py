@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 _MOST_WORKERS = 4096
 """More packing workers are a mistake: the first thousand of a million took minutes to
 start, and the machine with them."""
+
+
+def _can_be_called_alone(value: object) -> bool:
+    """Tell whether something can be called without arguments, as far as is known."""
+    if not callable(value):
+        return False
+    try:
+        inspect.signature(value).bind()
+    except TypeError:
+        return False
+    except ValueError:  # of C, without a signature
+        return True
+    return True
 
 
 @answer_wrong_names()
@@ -66,10 +80,12 @@ class PackOptions:
         executor: Any = self.executor
         if executor is None:
             return
-        if not hasattr(executor, "submit") and not callable(executor):
+        if not hasattr(executor, "submit") and not _can_be_called_alone(executor):
             message = "executor must be an executor, or a function that makes one, got "
             message += f"{show_value(executor)}."
             why = f"its type, {type(executor).__name__}, has no submit()"
+            if callable(executor):  # joblib.Parallel, say
+                why += ", and it cannot be called without arguments"
             fix = "executor=concurrent.futures.ProcessPoolExecutor(8)"
             if isinstance(executor, int):
                 fix = f"workers={int(executor)}"

@@ -281,7 +281,7 @@ class WorkerStart:
             fix = (
                 f"correct it; worker_init_fn({worker}) in this process to step through"
             )
-            stand_in.fail_with(Failure.about(message, error, fix))
+            stand_in.fail_with(Failure.of_start(message, error, fix))
             return
         if isinstance(stand_in, MapBatches):
             stand_in.restore(worker)

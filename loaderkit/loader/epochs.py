@@ -184,6 +184,8 @@ class LoaderEpoch(Iterator[Any]):
         """
         delivery = self._next_delivery()
         if isinstance(delivery.batch, Failure | LocalFailure):
+            if isinstance(delivery.batch, Failure) and delivery.batch.is_of_start:
+                self.progress.lose_worker()
             raise delivery.batch.rebuilt()
         is_stream = self._batches is None
         standing = self._last_taken.after(delivery, numbered=not is_stream)

@@ -27,9 +27,12 @@ class Failure:
 
     Args:
         error: As it was raised; what caused it goes along.
+        is_of_start: The worker could not begin, and makes no batches in later epochs
+            either.
     """
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, *, is_of_start: bool = False) -> None:
+        self.is_of_start = is_of_start
         self.traceback = "".join(traceback.format_exception(error))
         self.error = _pickle_error(error)
         if not self.error:
@@ -40,8 +43,8 @@ class Failure:
             self.cause = _pickle_error(error.__cause__)
 
     @classmethod
-    def about(cls, what: str, error: Exception, fix: str) -> Failure:
-        """Tell an error of the user's code that is not about a sample.
+    def of_start(cls, what: str, error: Exception, fix: str) -> Failure:
+        """Tell an error of the user's code for which a worker could not begin.
 
         Args:
             what: What could not be done, to be followed by the error.
@@ -49,10 +52,10 @@ class Failure:
             fix: What to do.
         """
         if isinstance(error, LoaderkitError):
-            return cls(error)
+            return cls(error, is_of_start=True)
         loader_error = error_about(what, error, fix)
         loader_error.__cause__ = error
-        return cls(loader_error)
+        return cls(loader_error, is_of_start=True)
 
     def _without_its_type(self, error: Exception) -> LoaderError:
         """Say the same in an error that can be sent."""

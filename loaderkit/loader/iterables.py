@@ -53,18 +53,30 @@ def _delivery_of_failure(error: Exception, worker: int) -> Delivery:
     return Delivery(failure, FAILED, worker, None)
 
 
-@contextlib.contextmanager
-def _naming_user_code(what: str, fix: str) -> Iterator[None]:
-    """Raise errors of the user's code again with ``what`` and ``fix``.
+class _NamingUserCode:
+    """Raises errors of the user's code again with ``what`` and ``fix``.
 
     They keep their type, as errors of map-style datasets do.
+
+    It is no function with ``contextmanager``, which takes a RuntimeError that is raised
+    from a StopIteration for Python's own, and lets the StopIteration out in its place.
+
+    Args:
+        what: What could not be done.
+        fix: What the user can do.
     """
-    try:
-        yield
-    except LoaderkitError:
-        raise
-    except Exception as error:
-        raise error_about(what, error, fix) from error
+
+    def __init__(self, what: str, fix: str) -> None:
+        self._what, self._fix = what, fix
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: object
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, LoaderkitError):
+            raise error_about(self._what, error, self._fix) from error
 
 
 def _ended_early(number: int, given: int) -> LoaderError:
@@ -242,9 +254,7 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
     def _begin_dataset(self, worker: int, epoch: int, state: WorkerState) -> Any:
         """Return an iterator over the user's dataset that begins at a saved state."""
         with (
-            _naming_user_code(
-                "The dataset could not begin: ", to_correct("the dataset")
-            ),
+            _NamingUserCode("The dataset could not begin: ", to_correct("the dataset")),
             Seeded(mix_seed(self.rule.seed, epoch, -1 - worker)),
         ):
             source = self._restore_dataset(epoch, state)

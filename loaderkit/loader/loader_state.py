@@ -104,6 +104,12 @@ class Progress:
         """No more batches come: all were given, or a worker has died."""
         self.has_ended = False
         """All batches of the epoch were given."""
+        self.has_lost_worker = False
+        """A worker could not begin: kept for later epochs, it would fail in each."""
+
+    def lose_worker(self) -> None:
+        """Note that a worker could not begin."""
+        self.has_lost_worker = True
 
     def stop(self) -> None:
         """Note that no more batches come, though some of the epoch are left."""
@@ -112,6 +118,15 @@ class Progress:
     def end(self) -> None:
         """Note that all batches of the epoch were given."""
         self.has_stopped = self.has_ended = True
+
+
+class SeedChoice(NamedTuple):
+    """What order and random numbers follow from, and what they are to follow next."""
+
+    seed: Decision[int]
+    next_seed: Decision[int] | None
+    progress: Progress | None
+    """The iteration that began last."""
 
 
 class LoaderState:
@@ -153,9 +168,12 @@ class LoaderState:
 
     @property
     def lost_kept_workers(self) -> bool:
-        """Whether one of the workers that torch keeps was told to have died."""
+        """Whether one of the workers that torch keeps has died, or could not begin."""
         kept = self._kept_progress
-        return kept is not None and kept.has_stopped and not kept.has_ended
+        if kept is None:
+            return False
+        has_died = kept.has_stopped and not kept.has_ended
+        return has_died or kept.has_lost_worker
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next; the one that it is in already goes on.
@@ -180,6 +198,19 @@ class LoaderState:
         if self._next_seed is None or self.is_in_epoch:
             return
         self.seed, self._next_seed = self._next_seed, None
+        if self._setup.batches is not None:
+            self._setup.batches.reseed(self.seed.value)
+
+    @property
+    def seed_choice(self) -> SeedChoice:
+        """What seeds are followed, to go back to where an iteration fails to begin."""
+        return SeedChoice(self.seed, self._next_seed, self._progress)
+
+    def go_back_to(self, choice: SeedChoice) -> None:
+        """Follow the seed of before, unless an iteration has begun since."""
+        if self._progress is not choice.progress or self.seed is choice.seed:
+            return
+        self.seed, self._next_seed = choice.seed, choice.next_seed
         if self._setup.batches is not None:
             self._setup.batches.reseed(self.seed.value)
 
@@ -433,7 +464,8 @@ class LoaderState:
         """
         if self._progress is not None and not self._progress.has_ended:
             return self._progress.standing.workers
-        if has_kept_workers and self._kept_progress is not None:
+        goes_on_with_kept = has_kept_workers and not self.lost_kept_workers
+        if goes_on_with_kept and self._kept_progress is not None:
             return _at_end_of_epoch(self._kept_progress.standing.workers)
         return self._loaded_workers
 

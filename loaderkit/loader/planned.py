@@ -307,6 +307,16 @@ class PlannedLoader(DataLoader[Any]):
         setup = self._setup
         if setup is None:
             return super().__iter__()
+        seeds_before = self._state.seed_choice
+        try:
+            return self._begin_epoch(setup)
+        except BaseException:
+            # A state that is saved now is that of the epoch before.
+            self._state.go_back_to(seeds_before)
+            raise
+
+    def _begin_epoch(self, setup: LoaderSetup) -> LoaderEpoch:
+        """Begin the epoch that comes next; an error leaves the loader where it was."""
         self._state.take_next_seed()
         self._state.agree_with_ranks()
 

@@ -152,8 +152,15 @@ def _build_error(
 
 
 def _builtin_base(kind: type[LoaderError]) -> type[BaseException]:
-    """Return the built-in type, after LoaderError's own bases, that makes objects."""
-    return next(base for base in kind.__mro__[4:] if base.__module__ == "builtins")
+    """Return the built-in type whose ``__new__`` makes objects of a type.
+
+    It is the one that decides what is in an object: OSError of an OSError.  Python
+    refuses the ``__new__`` of another base, such as that of MemoryError.
+    """
+    base: Any = kind.__base__
+    while base.__module__ != "builtins":
+        base = base.__base__
+    return base  # type: ignore[no-any-return]
 
 
 def _new_error(kind: type[LoaderError], *_arguments: Any, **_options: Any) -> Any:

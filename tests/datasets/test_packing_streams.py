@@ -640,3 +640,30 @@ def test_a_cache_of_a_stream_is_verified_and_joined_like_any_other(tmp_path):
 
     assert list(map(repr, both)) == 2 * list(map(repr, streamed))
     assert loaderkit.verify(tmp_path / "a.lk") is not None
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_a_stream_that_gives_nothing_leaves_no_half_packed_cache(
+    tmp_path, error, overwrite
+):
+    path = tmp_path / "c.lk"
+    if overwrite:
+        loaderkit.pack([{"x": 1}], path, workers=0)
+
+    def stream():
+        if error is not None:
+            raise error
+        yield from ()
+
+    with pytest.raises(error or DatasetError):
+        loaderkit.pack(stream(), path, overwrite=overwrite)
+
+    assert not (path / ".building").exists()
+    if overwrite:
+        assert len(loaderkit.open_cache(path)) == 1
+    else:
+        with pytest.raises(CacheError, match="There is no cache at"):
+            loaderkit.open_cache(path)
+    cache = loaderkit.pack(iter([{"x": 1}] * 2), path, overwrite=True)
+    assert len(cache) == 2

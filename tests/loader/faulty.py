@@ -93,6 +93,7 @@ ERRORS = {
     "two lines": raising(lambda: ValueError("one\ntwo")),
     "text": undecodable,
     "chained": chained,
+    "memory": raising(lambda: MemoryError("no more")),
 }
 
 

@@ -469,3 +469,110 @@ def test_workers_that_cannot_start_take_no_epoch_with_them(
 
     assert loader.state_dict() == state
     check_all_once(samples_of(given) + samples_of(loader))
+
+
+class FailsOnce:
+    """Raises an error where it is called first, in whichever process.
+
+    Args:
+        error: It.
+        note: File that is there once it was raised.
+    """
+
+    def __init__(self, error, note):
+        self.error, self.note = error, note
+
+    def __call__(self, _=None):
+        if not self.note.exists():
+            self.note.touch()
+            raise self.error
+
+
+class BatchesThatFail:
+    """A batch sampler."""
+
+    def __init__(self, fail):
+        self.fail = fail
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        self.fail()
+        return ([row] for row in range(SAMPLES))
+
+
+class FailsToBegin(Stream):
+    def __init__(self, fail):
+        super().__init__()
+        self.fail = fail
+
+    def __iter__(self):
+        if get_worker_info().id == 0:
+            self.fail()
+        return super().__iter__()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["batch_sampler", "worker_init_fn", "begin"])
+@pytest.mark.parametrize("error", [ValueError("mine"), StopIteration("mine")])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_what_fails_as_an_epoch_begins_is_told_as_itself_and_once(
+    tmp_path, place, error, persistent_workers
+):
+    if place == "batch_sampler" and isinstance(error, StopIteration):
+        error = MemoryError("mine")  # that one ends a loop over any sampler
+    fail = FailsOnce(error, tmp_path / "note")
+    options = {"num_workers": 2, "persistent_workers": persistent_workers}
+    if place == "batch_sampler":
+        loader = build_loader(Numbers(), batch_sampler=BatchesThatFail(fail), **options)
+    elif place == "worker_init_fn":
+        loader = build_loader(Numbers(), batch_size=2, worker_init_fn=fail, **options)
+    else:
+        loader = build_loader(FailsToBegin(fail), batch_size=2, **options)
+        # Workers that are kept begin a second epoch elsewhere in torch.
+        fail.note.touch()
+        check_all_once(samples_of(loader))
+        fail.note.unlink()
+
+    # Once would do where the error is; a death in its place came in one of three.
+    for _ in range(4 if place == "batch_sampler" else 1):
+        fail.note.unlink(missing_ok=True)
+        with pytest.raises(Exception, match="mine") as caught:
+            list(loader)
+        assert "died" not in str(caught.value)
+        if not isinstance(error, StopIteration):
+            assert isinstance(caught.value, type(error))
+
+    for _ in range(2):
+        check_all_once(samples_of(loader))
+
+
+@pytest.mark.slow
+def test_a_seed_is_not_taken_by_an_epoch_that_cannot_start():
+    loader = build_loader(
+        Numbers(),
+        batch_size=2,
+        shuffle=True,
+        num_workers=2,
+        generator=torch.Generator().manual_seed(0),
+    )
+    seed = loader.plan.seed.value
+    iterator = iter(loader)
+    given = [next(iterator)]
+    state = loader.state_dict()
+
+    loader.generator = torch.Generator().manual_seed(5)
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 2, most_files[1]))
+    try:
+        with pytest.raises(LoaderError, match="could not start"):
+            iter(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most_files)
+
+    assert loader.state_dict() == state
+    check_all_once(samples_of(given) + samples_of(iterator))
+    list(loader)
+    assert loader.plan.seed.value != seed
