@@ -253,11 +253,13 @@ def merged(first: Ints, last: Ints) -> Iterator[tuple[int, int]]:
     if not len(first):
         return
     order = first.argsort()
-    first, last = first[order], np.maximum.accumulate(last[order])
-    [breaks] = (first[1:] > last[:-1] + 1).nonzero()
-    starts = first[np.concatenate([[0], breaks + 1])]
-    stops = last[np.concatenate([breaks, [len(last) - 1]])]
-    yield from zip(starts.tolist(), stops.tolist(), strict=True)
+    first = first[order]
+    # The last page of a range, or of one before it that reaches further.
+    last = np.maximum.accumulate(last[order])
+    [gaps] = (first[1:] > last[:-1] + 1).nonzero()
+    first_of_joined = first[np.concatenate([[0], gaps + 1])]
+    last_of_joined = last[np.concatenate([gaps, [len(last) - 1]])]
+    yield from zip(first_of_joined.tolist(), last_of_joined.tolist(), strict=True)
 
 
 def _pages_of_bytes(

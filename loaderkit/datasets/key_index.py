@@ -146,8 +146,10 @@ def _hashes_of(keys: Sequence[Any] | NDArray[Any]) -> NDArray[np.uint64]:
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         return np.array(values, np.int64).view(np.uint64)
     if isinstance(keys, Texts):
-        return np.fromiter(map(xxhash.xxh3_64_intdigest, keys.encoded()), np.uint64)
-    return np.fromiter((_hash_of(key_text(key)) for key in keys), np.uint64)
+        hashes: Iterable[int] = map(xxhash.xxh3_64_intdigest, keys.encoded())
+    else:
+        hashes = map(_hash_of, map(key_text, keys))
+    return np.fromiter(hashes, np.uint64)
 
 
 def _hash_of(text: str) -> int:

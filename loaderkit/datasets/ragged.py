@@ -87,11 +87,9 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
         message = f"{name} is no tensor to compute with: {shown}."
         why = f"it holds {', '.join(self._fields)}, and only values are the samples'"
         values = f"{name.lower()}.values"
-        is_of_all_values = template in {
-            f"torch.{reduction}({{0}})" for reduction in REDUCTIONS
-        }
+        reductions = {f"torch.{reduction}({{0}})" for reduction in REDUCTIONS}
         # What stands behind the ends of samples belongs to none of them.
-        if is_of_all_values and "mask" in self._fields:
+        if template in reductions and "mask" in self._fields:
             values += f"[{name.lower()}.mask]"
         fix = template.format(values)
         return OptionError(message, why=why, fix=fix)
@@ -143,15 +141,15 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
         raise refuse(self, f"({{}} == {_shown_operand(item)}).nonzero()")
 
     def get_item(self: Any, index: Any) -> Any:
-        if isinstance(index, slice) or hasattr(index, "__index__"):
-            is_number = not isinstance(index, torch.Tensor)
-            if is_number and not isinstance(index, slice):
-                check_part(self, int(operator.index(index)))
-            if is_number:
-                return tuple.__getitem__(self, index)
-        shown = ", ".join(
-            map(_shown_index, index if type(index) is tuple else (index,))
-        )
+        if isinstance(index, slice):
+            return tuple.__getitem__(self, index)
+        # A tensor of one number has an __index__ too, and is meant for the samples.
+        if hasattr(index, "__index__") and not isinstance(index, torch.Tensor):
+            check_part(self, int(operator.index(index)))
+            return tuple.__getitem__(self, index)
+
+        indices = index if type(index) is tuple else (index,)
+        shown = ", ".join(map(_shown_index, indices))
         refusal = refuse(self, f"{{}}[{shown}]")
         if isinstance(index, str) and index in self._fields:
             name = type(self).__name__.lower()

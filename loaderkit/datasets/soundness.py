@@ -106,12 +106,15 @@ def _check_column(
 
 def _holds_counts(group: ShardGroup, column: ColumnSchema, spec: ColumnSpec) -> bool:
     """Tell whether each sample has one number, or a pair of them."""
-    array, sizes = group.schema.array[column.values], group.shape(column.values)
+    array = group.schema.array[column.values]
+    sizes = group.shape(column.values)
+    if column.offsets is not None or array.chunk_index is not None:
+        return False
+    if spec.ndim != array.axes - 1:
+        return False
     # What PyG adds to an edge_index between two types of nodes is a pair.
     is_pair = array.axes == 2 and bool((sizes[1] == 2).all())
-    is_one_a_sample = spec.ndim == array.axes - 1 and (array.axes == 1 or is_pair)
-    is_plain = column.offsets is None and array.chunk_index is None
-    return is_one_a_sample and is_plain
+    return array.axes == 1 or is_pair
 
 
 def _check_row_sizes(group: ShardGroup, column: ColumnSchema, name: str) -> None:

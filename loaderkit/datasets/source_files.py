@@ -368,8 +368,11 @@ def files_below(folder: Path, ignored: Iterable[str]) -> Iterator[str]:
         yield os.path.abspath(folder)
     skipped = tuple(map(_with_separator, ignored))
     for parent, _, names in os.walk(folder):
-        if not _with_separator(os.path.abspath(parent)).startswith(skipped):
-            yield from (os.path.abspath(os.path.join(parent, name)) for name in names)
+        path = os.path.abspath(parent)
+        if _with_separator(path).startswith(skipped):
+            continue
+        for name in names:
+            yield os.path.abspath(os.path.join(path, name))
 
 
 _TRACKERS: list[FileTracker] = []

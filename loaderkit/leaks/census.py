@@ -82,7 +82,9 @@ class Census:
         """
         lengths = np.full(len(ids), np.iinfo(np.int64).max)
         if len(self.ids):
-            positions = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+            positions = np.searchsorted(self.ids, ids)
+            # One behind the last stands for none; its id is another one anyway.
+            positions = positions.clip(max=len(self.ids) - 1)
             is_known = self.ids[positions] == ids
             lengths[is_known] = self.lengths[positions[is_known]]
         return lengths

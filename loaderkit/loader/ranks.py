@@ -269,8 +269,8 @@ def _probable_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
         # On the first node the rank is the number of the process there.
         rank = first_number(_LOCAL_RANKS, 0)
     rank = rank or 0
-    sizes = (*(names.world_size for names in _LAUNCHERS), *_SIZES_WITHIN)
-    size = first_number(sizes, rank + 1)
+    names_of_sizes = [names.world_size for names in _LAUNCHERS]
+    size = first_number([*names_of_sizes, *_SIZES_WITHIN], rank + 1)
     return rank, size or max(rank + 1, 2)
 
 

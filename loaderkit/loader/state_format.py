@@ -241,9 +241,9 @@ def _check_same_order(theirs: object, ours: Mapping[str, Any]) -> None:
     """
     if isinstance(theirs, dict):
         unshared = set(theirs) ^ set(ours)
-        sizes_of_one = {name for name in unshared if str(name).startswith("sizes of ")}
-        theirs = {name: theirs[name] for name in theirs if name not in sizes_of_one}
-        ours = {name: ours[name] for name in ours if name not in sizes_of_one}
+        ignored = {name for name in unshared if str(name).startswith("sizes of ")}
+        theirs = {name: value for name, value in theirs.items() if name not in ignored}
+        ours = {name: value for name, value in ours.items() if name not in ignored}
     _check_same("order", theirs, ours)
 
 
@@ -309,9 +309,11 @@ def _differing_parts(theirs: object, ours: object) -> tuple[object, object]:
     """Leave out of two tables what is equal in them."""
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return theirs, ours
-    names = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
-    their_part = {name: theirs.get(name) for name in names}
-    our_part = {name: ours.get(name) for name in names}
+    their_part, our_part = {}, {}
+    for name in {**theirs, **ours}:
+        if theirs.get(name) != ours.get(name):
+            their_part[name] = theirs.get(name)
+            our_part[name] = ours.get(name)
     return their_part, our_part
 
 

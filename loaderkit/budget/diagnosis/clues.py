@@ -114,11 +114,13 @@ class Clue:
 
     def surroundings(self) -> str:
         """The line it stands in and what may still belong to it."""
-        line = self.text.rfind("\n", max(0, self.start - MOST_BEFORE), self.start) + 1
+        earliest = max(0, self.start - MOST_BEFORE)
+        line = self.text.rfind("\n", earliest, self.start) + 1
         if line and self.text.startswith("what():", line):
             # C++ names the exception in the line before.
-            line = self.text.rfind("\n", max(0, line - MOST_BEFORE), line - 1) + 1
-        begin = max(line, self.start - MOST_BEFORE, 0)
+            earliest_before = max(0, line - MOST_BEFORE)
+            line = self.text.rfind("\n", earliest_before, line - 1) + 1
+        begin = max(line, earliest)
         return self.text[begin : self.sentence().start] + self.stated
 
 

@@ -301,11 +301,12 @@ def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) ->
     """Whether a wording of programs on the host is used by one of a device here."""
     if wording.kind != "host_alloc" or speaks_of_the_host(match.group()):
         return False
-    line = text.rfind("\n", max(0, match.start() - _REASON), match.start()) + 1
-    line_end = text.find("\n", match.end(), match.end() + _REASON)
-    end = line_end if line_end >= 0 else match.end() + _REASON
-    before = text[max(line, match.start() - _REASON, 0) : match.start()]
-    behind = text[match.end() : end]
+    start, end = match.span()
+    earliest, latest = max(0, start - _REASON), end + _REASON
+    line_start = text.rfind("\n", earliest, start) + 1
+    line_end = text.find("\n", end, latest)
+    before = text[max(line_start, earliest) : start]
+    behind = text[end : line_end if line_end >= 0 else latest]
     return any(
         backend_named(words) is not None and HOST_PLACE.search(words) is None
         for words in (before, behind)

@@ -77,7 +77,11 @@ class AssumedScalars:
         is_drawn = self._readings > _MOST_ALIKE
         if dtype == torch.bool:
             return self._draws.random() < 0.5 if is_drawn else next(self._conditions)
-        if dtype.is_floating_point and (is_drawn or most is None):
-            return float(self._draws.randrange(2)) if is_drawn else next(self._numbers)
-        count = 1 if is_drawn or most is None else max(1, round(self._share * most))
+        if dtype.is_floating_point and is_drawn:
+            return float(self._draws.randrange(2))
+        if dtype.is_floating_point and most is None:
+            return next(self._numbers)
+        count = 1
+        if most is not None and not is_drawn:
+            count = max(1, round(self._share * most))
         return float(count) if dtype.is_floating_point else count

@@ -386,10 +386,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         self._note_module_of_node()
         self._count_checkpoints()
-        backward = self.phase == "backward"
-        reused = self._reused_operand(func, args) if backward else None
+        is_backward = self.phase == "backward"
+        reused = self._reused_operand(func, args) if is_backward else None
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
             reused = args[0]
+
         args, kwargs = self._without_stale_values(func, args, kwargs)
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
         if func in _INDEXED:
@@ -397,13 +398,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not _fills_masked(func, args, kwargs):
                 positions, self._held_bytes = self._positions_of_masks(args[1], func)
                 args = (args[0], positions, *args[2:])
-        if not backward:
+        if not is_backward:
             self._raise_if_refused(index_error_of(func, args, kwargs))
+
         # Listed once: what is done at each operator decides how long an estimate takes.
         operands = tensors_in((args, kwargs))
-        out = without_unasked_gradients(
-            func, args, self._run_operator(func, types, args, kwargs, operands)
-        )
+        out = self._run_operator(func, types, args, kwargs, operands)
+        out = without_unasked_gradients(func, args, out)
+
         self._note_written(func, args, kwargs)
         for written in written_tensors(func, args, kwargs):
             # ``resize_`` and ``out=`` write to what was perhaps empty until now.
@@ -422,7 +424,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operands and not _is_view(func, operands):
             call = call_of(func, args, kwargs, describe_sparse=self.sparse.spec_of)
             self._note_call(func, call, position, operands, outputs, numbers)
-        if backward and numbers:
+        if is_backward and numbers:
             self.made_by_formulas.append(MadeByFormula(node_name(), tuple(numbers)))
         return out
 
@@ -670,9 +672,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_trained = any(value.trained for value in known)
             if is_trained:
                 self._note_assumption(SCALAR_NOW if is_scalar else CHOSEN_NOW, func)
-            real = func(
-                *tree_map(self._real_value, args), **tree_map(self._real_value, kwargs)
-            )
+            real_args = tree_map(self._real_value, args)
+            real_kwargs = tree_map(self._real_value, kwargs)
+            real = func(*real_args, **real_kwargs)
             as_fake = functools.partial(self._as_fake, is_trained=is_trained)
             return tree_map(as_fake, real)
         if is_scalar:

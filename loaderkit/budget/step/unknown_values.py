@@ -89,12 +89,13 @@ def _other_answers(log: Log) -> list[list[Assumed]]:
     # Rows that are split by counts take least where the parts are alike.
     answers = [[LEAST, replace(LEAST, conditions=(True,))], [Assumed(share=0.5)]]
     if log.assumed_conditions > 1:
-        answers += [[Assumed(conditions=(True, False))]]
-        answers += [[Assumed(conditions=(False, True))]]
+        answers.append([Assumed(conditions=(True, False))])
+        answers.append([Assumed(conditions=(False, True))])
+    choices: list[tuple[float, ...]] = []
     if log.assumed_numbers:
-        answers += [[Assumed(numbers=(-math.inf,))], [Assumed(numbers=(math.inf,))]]
+        choices += [(-math.inf,), (math.inf,)]
     if log.assumed_numbers > 1:
+        choices += [(math.inf, -math.inf), (-math.inf, math.inf)]
         # The smaller ones for what is computed of two: of infinite ones that is NaN.
-        for pair in ((math.inf, -math.inf), (3.0, -2.0)):
-            answers += [[Assumed(numbers=pair)], [Assumed(numbers=pair[::-1])]]
-    return answers
+        choices += [(3.0, -2.0), (-2.0, 3.0)]
+    return answers + [[Assumed(numbers=numbers)] for numbers in choices]
