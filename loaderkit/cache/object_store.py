@@ -618,8 +618,8 @@ class _Opening:
         }
         protocol = _protocol_of(url)
         with _told_in_our_words(url):
-            for part in url.split("::"):
-                name = part.split("://", 1)[0].lower()
+            for inner_url in url.split("::"):
+                name = inner_url.split("://", 1)[0].lower()
                 filesystem = fsspec.get_filesystem_class(name)
             if protocol in _S3 and "::" not in url and "session" not in options:
                 from loaderkit.cache.s3_session import make_session

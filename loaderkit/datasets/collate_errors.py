@@ -61,13 +61,13 @@ class Collating:
         fix = "give them one form in load() or transform, or use a batch size of 1"
         if _is_raised_by_joining(traceback):
             if _says_of_none(error):
-                found = _find_none(self._samples, self._field)
+                none = _find_none(self._samples, self._field)
                 message = "The samples of this batch cannot be joined: "
-                message += _where_none_is(found)
+                message += _where_none_is(none)
                 why = f"tensors and numbers can be joined, not None: {error!r:.200}"
                 wanted = "f"
-                if found is not None and found.field:
-                    wanted = f"lambda sample: sample{found.field} is not None"
+                if none is not None and none.field:
+                    wanted = f"lambda sample: sample{none.field} is not None"
                 fix = (
                     "put a value in its place in load() or transform, such as nan, or "
                 )
@@ -86,14 +86,14 @@ def _find_none(samples: Sequence[Any], field: str) -> NoneBeside | None:
         return None
 
 
-def _where_none_is(found: NoneBeside | None) -> str:
+def _where_none_is(none: NoneBeside | None) -> str:
     """Say which field is None in which sample of a batch, and what it is elsewhere."""
-    if found is None:
+    if none is None:
         return "a field of some is None."
-    name = f"sample{found.field}" if found.field else "a sample"
+    name = f"sample{none.field}" if none.field else "a sample"
     return (
-        f"{name} is None in sample {found.none_in} of the batch, and "
-        f"{kind_of(found.value)} in sample {found.beside}."
+        f"{name} is None in sample {none.none_in} of the batch, and "
+        f"{kind_of(none.value)} in sample {none.beside}."
     )
 
 

@@ -118,10 +118,10 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
         def __getattr__(self, name: str) -> Any:
             # A copy that pickle is building has no attributes yet, and is asked for
             # __setstate__ first.
-            parts = list(_parts_of(self)) if "datasets" in vars(self) else []
+            members = list(_members_of(self)) if "datasets" in vars(self) else []
             # Not asked of the parts: one would gather a field that has the name.
-            of_class = [getattr(type(part), name, None) for part in parts]
-            are_set = any(name in getattr(part, "__dict__", {}) for part in parts)
+            of_class = [getattr(type(member), name, None) for member in members]
+            are_set = any(name in getattr(member, "__dict__", {}) for member in members)
             if name.startswith("_") or not (any(of_class) or are_set):
                 raise no_such_attribute(self, name)
             message = f"{type(self).__name__} has no attribute {name!r}."
@@ -132,17 +132,17 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
             raise NoSuchAttributeError(message, why=why, fix=fix)
 
     def __repr__(self) -> str:
-        parts = " + ".join(type(part).__name__ for part in self.datasets)
-        return f"KeyedConcatDataset({count_of(len(self), 'samples')}: {parts})"
+        classes = " + ".join(type(member).__name__ for member in self.datasets)
+        return f"KeyedConcatDataset({count_of(len(self), 'samples')}: {classes})"
 
 
-def _parts_of(dataset: ConcatDataset[Any]) -> Iterator[Any]:
+def _members_of(dataset: ConcatDataset[Any]) -> Iterator[Any]:
     """Go through the datasets of a concatenation, and of those that it is made of."""
-    for part in dataset.datasets:
-        if isinstance(part, ConcatDataset):
-            yield from _parts_of(part)
+    for member in dataset.datasets:
+        if isinstance(member, ConcatDataset):
+            yield from _members_of(member)
         else:
-            yield part
+            yield member
 
 
 def has_rows(other: object) -> bool:
@@ -170,12 +170,12 @@ def key_of(dataset: Any, row: SupportsIndex) -> str:
         if isinstance(dataset, Subset):
             at, dataset = int(dataset.indices[at]), dataset.dataset
         elif isinstance(dataset, ConcatDataset):
-            # The rows before ``cumulative_sizes[part]`` are of that part; _right, so
-            # that its last row is, and the next one's first is not.
-            part = bisect.bisect_right(dataset.cumulative_sizes, at)
-            if part:
-                at -= dataset.cumulative_sizes[part - 1]
-            dataset = dataset.datasets[part]
+            # The rows before ``cumulative_sizes[number]`` are of that member; _right,
+            # so that its last row is, and the next one's first is not.
+            number = bisect.bisect_right(dataset.cumulative_sizes, at)
+            if number:
+                at -= dataset.cumulative_sizes[number - 1]
+            dataset = dataset.datasets[number]
         elif hasattr(dataset, "key"):
             return str(dataset.key(at))
         else:
@@ -227,7 +227,7 @@ def _rows_of(dataset: object, key: object) -> Iterator[int]:
     elif isinstance(dataset, ConcatDataset):
         starts = [0, *dataset.cumulative_sizes]
         # One start too many: the last is the length of all.
-        for start, part in zip(starts, dataset.datasets, strict=False):
-            yield from (start + row for row in _rows_of(part, key))
+        for start, member in zip(starts, dataset.datasets, strict=False):
+            yield from (start + row for row in _rows_of(member, key))
     elif hasattr(dataset, "all_rows_of"):
         yield from dataset.all_rows_of(key)

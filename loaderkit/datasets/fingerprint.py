@@ -261,8 +261,8 @@ def _read(texts: Iterable[str], visited: _Visited) -> CodeRead:
         for text in _held_texts(held, visited):
             value_digest.update(text.encode("utf-8", "backslashreplace"))
         xxh3 = value_digest.hexdigest()
-        values[held.place] = _LEFT_BY_LOADING.get((held.place, xxh3), xxh3)
-        digest.update(f"{held.place}={values[held.place]}".encode())
+        values[held.location] = _LEFT_BY_LOADING.get((held.location, xxh3), xxh3)
+        digest.update(f"{held.location}={values[held.location]}".encode())
     unread = tuple(visited.unread)
     return CodeRead(digest.hexdigest(), visited.paths, values, unread)
 
@@ -291,7 +291,7 @@ def differences(packed: Fingerprint, now: Fingerprint) -> tuple[str, ...]:
 class _Held(NamedTuple):
     """A value that code reads, to be hashed when all code is read."""
 
-    place: str
+    location: str
     """Where it is: the same in every process."""
     value: object
     scope: type | types.ModuleType | None = None
@@ -360,11 +360,11 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
     function = getattr(item, "__func__", item)
     if isinstance(function, functools.partial):
         yield from _code_texts(function.func, visited)
-        place = _place_of(function.func)
+        location = _location_of(function.func)
         for position, value in enumerate(function.args):
-            yield from _bound_texts(value, f"{place} argument {position}", visited)
+            yield from _bound_texts(value, f"{location} argument {position}", visited)
         for name, value in function.keywords.items():
-            yield from _bound_texts(value, f"{place} {name}", visited)
+            yield from _bound_texts(value, f"{location} {name}", visited)
         return
 
     if _is_wrapper(function):
@@ -390,7 +390,7 @@ def _code_texts(item: object, visited: _Visited) -> Iterator[str]:
         yield from _owner_texts(function, owner, visited)
 
 
-def _place_of(function: object) -> str:
+def _location_of(function: object) -> str:
     """Name a function by what is the same in every process."""
     module = getattr(function, "__module__", "")
     return f"{module}:{getattr(function, '__qualname__', type(function).__name__)}"
@@ -412,12 +412,12 @@ def _function_texts(
     visited.paths += strings_in(code)
     changes = changes_in(function)
     changed_names = {change.variable for change in changes}
-    place = _place_of(function)
+    location = _location_of(function)
     uses = uses_in(function)
     for name, value in values_bound_to(function):
         if visited.counts_filled or name not in changed_names:
             read = uses.attributes.get(name)
-            yield from _bound_texts(value, f"{place} {name}", visited, read)
+            yield from _bound_texts(value, f"{location} {name}", visited, read)
 
     for change in changes:
         if change.variable in scope:
@@ -427,7 +427,7 @@ def _function_texts(
     names = names_used_in(code)
     module = sys.modules.get(function.__module__ or "")
     for name in sorted(names & vars(function).keys() - {"__wrapped__"}):
-        yield from _bound_texts(vars(function)[name], f"{place}.{name}", visited)
+        yield from _bound_texts(vars(function)[name], f"{location}.{name}", visited)
     # Not an attribute that has the name of a global: ``ones(3).mean()`` reads no
     # variable of the script's that is called ``mean``.
     for name in sorted(globals_read_in(code) & scope.keys()):
@@ -470,7 +470,7 @@ def _owner_texts(
         # A class of a library may keep what it holds anywhere.
         is_all_known = is_whole and _is_users_alone(type(owner))
         if not is_all_known and (is_whole or _attributes_alone(owner, read) is None):
-            held = _Held(_place_of(type(owner)), owner)
+            held = _Held(_location_of(type(owner)), owner)
             yield from _held_or_attribute_texts(held, visited, None)
             return
     if is_whole:
@@ -491,7 +491,7 @@ def _is_wrapper(value: object) -> TypeGuard[functools._lru_cache_wrapper[Any]]:
 
 def _bound_texts(
     value: object,
-    place: str,
+    location: str,
     visited: _Visited,
     read: AttributePaths | None = None,
 ) -> Iterator[str]:
@@ -499,7 +499,7 @@ def _bound_texts(
 
     Args:
         value: The value.
-        place: Where it is.
+        location: Where it is.
         visited: What is not followed again.
         read: What code reads of it; None for all that it holds.
 
@@ -511,7 +511,7 @@ def _bound_texts(
     if isinstance(value, _CODE_TYPES) or is_constant or is_path:
         yield from _value_texts([value], visited)
     else:
-        yield from _held_or_attribute_texts(_Held(place, value), visited, read)
+        yield from _held_or_attribute_texts(_Held(location, value), visited, read)
 
 
 def _as_method(function: types.FunctionType, owner: object) -> object:
@@ -560,7 +560,7 @@ def _variable_texts(
     value: object,
     scope: type | types.ModuleType | None,
     name: str,
-    place: str,
+    location: str,
     visited: _Visited,
     read: AttributePaths | None = None,
 ) -> Iterator[str]:
@@ -570,7 +570,7 @@ def _variable_texts(
         value: The value; code and constants have texts of their own, and none here.
         scope: The class or module that the variable belongs to.
         name: The variable.
-        place: Where it is.
+        location: Where it is.
         visited: What is not followed again.
         read: What code reads of it; None for all that it holds.
 
@@ -580,7 +580,7 @@ def _variable_texts(
     is_code = isinstance(value, _CODE_TYPES)
     if is_code or constant_text(value) is not None:
         return
-    held = _Held(place, value, scope, name)
+    held = _Held(location, value, scope, name)
     yield from _held_or_attribute_texts(held, visited, read)
 
 
@@ -601,9 +601,11 @@ def _held_or_attribute_texts(
     if attributes is not None:
         for name in attributes:
             behind = paths_behind(read, name)
-            yield from _attribute_texts(held.value, name, visited, behind, held.place)
+            yield from _attribute_texts(
+                held.value, name, visited, behind, held.location
+            )
         return
-    mark = (id(held.value), held.place)
+    mark = (id(held.value), held.location)
     if mark not in visited:
         visited.add(mark)
         visited.held.append(held)
@@ -671,10 +673,10 @@ def _held_texts(held: _Held, visited: _Visited) -> Iterator[str]:
         if filled:
             for name, attribute in sorted(vars(value).items()):
                 if name not in filled:
-                    texts += _state_texts(attribute, name, visited, held.place)
+                    texts += _state_texts(attribute, name, visited, held.location)
             texts += _value_texts([type(value)], visited)
         else:
-            texts += _state_texts(value, held.name, visited, held.place)
+            texts += _state_texts(value, held.name, visited, held.location)
     if not texts:
         yield from _written_texts(value, held.scope, held.name, visited)
     yield from texts
@@ -758,7 +760,7 @@ def _attribute_texts(
     name: str,
     visited: _Visited,
     read: AttributePaths | None = None,
-    place: str = "",
+    location: str = "",
 ) -> Iterator[str]:
     """Follow ``self.name``: methods, constants of classes, and the value on ``self``.
 
@@ -769,7 +771,7 @@ def _attribute_texts(
         name: Name of the attribute.
         visited: What is not followed again.
         read: What code reads of the attribute; None for all that it holds.
-        place: Where the object is.
+        location: Where the object is.
 
     Yields:
         Texts to be hashed.
@@ -783,7 +785,8 @@ def _attribute_texts(
     if is_left_out or isinstance(owner, type):
         return
     value = _stored_value(owner, name)
-    held = _Held(f"{place or _place_of(kind)}.{name}", value, name=name, owner=owner)
+    location = f"{location or _location_of(kind)}.{name}"
+    held = _Held(location, value, name=name, owner=owner)
     if _attributes_alone(value, read) is not None:
         yield from _held_or_attribute_texts(held, visited, read)
     elif owner is visited.loads_for:
@@ -837,7 +840,7 @@ def _member_texts(
 
 
 def _state_texts(
-    value: object, name: str, visited: _Visited, place: str
+    value: object, name: str, visited: _Visited, location: str
 ) -> Iterator[str]:
     """Follow an attribute's value and the classes of the objects that it holds.
 
@@ -845,7 +848,7 @@ def _state_texts(
         value: The value.
         name: Name of the attribute.
         visited: What is not followed again.
-        place: Where it is.
+        location: Where it is.
 
     Yields:
         Texts to be hashed; none for what cannot be pickled, such as open files, and for
@@ -871,9 +874,9 @@ def _state_texts(
         type_name = type(value).__qualname__
         text = f"{type_name} of {size}"
         reason = f"{with_small_article(type_name)} that holds too much"
-        visited.unread[f"{place} ({reason})"] = None
+        visited.unread[f"{location} ({reason})"] = None
     for type_name in writer.unread:
-        visited.unread[f"{place} ({with_small_article(type_name)})"] = None
+        visited.unread[f"{location} ({with_small_article(type_name)})"] = None
     if text is not None:
         yield f"self.{name}={text}"
         for kind in writer.classes:

@@ -326,7 +326,7 @@ def _with_possible_workers(
 
 def _parts_of(source: Source | StreamSource) -> dict[str, object]:
     """Give what a source reads from: the user never saw the source around it."""
-    return {name.lstrip("_"): part for name, part in vars(source).items()}
+    return {name.lstrip("_"): value for name, value in vars(source).items()}
 
 
 def _most_tasks(source: Source | StreamSource) -> int | None:

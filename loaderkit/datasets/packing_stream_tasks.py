@@ -343,11 +343,12 @@ class RenumberTask:
         known = common.writer.read_note(self.number)
         if known is None:
             raise _note_is_gone(self.number, common.writer.path)
-        whole = Structure.from_json(self.structure)
-        part = Structure.from_json(known.state)
+        whole_structure = Structure.from_json(self.structure)
+        known_structure = Structure.from_json(known.state)
         # Changes nothing where another worker has done this task, and was killed before
         # it could say so.
-        renaming = Renaming.between(part, whole, f"of shard {self.number}")
+        which = f"of shard {self.number}"
+        renaming = Renaming.between(known_structure, whole_structure, which)
         shard = known.shard
         if not renaming.changes_nothing:
             scratch = common.job.block(f"{self.name}-{uuid.uuid4().hex}")

@@ -96,7 +96,7 @@ class ShardPlan:
         """
         # A sample that is larger than a shard has one of its own, however large it is.
         part_bytes = tuple(min(max(1, size), shard_bytes) for size in sizes)
-        total_bytes = _bytes_of_parts(samples, part_bytes)
+        total_bytes = _bytes_of_segments(samples, part_bytes)
         # The second keeps a shard from being smaller than one of the largest samples.
         shard_count = max(
             1, min(-(-total_bytes // shard_bytes), total_bytes // max(part_bytes))
@@ -117,12 +117,12 @@ class ShardPlan:
 
     def _first_row(self, shard: int) -> int:
         """Find the row before which lie ``shard`` of ``shard_count`` of all bytes."""
-        parts = len(self.part_bytes)
-        total_bytes = _bytes_of_parts(self.samples, self.part_bytes)
+        segments = len(self.part_bytes)
+        total_bytes = _bytes_of_segments(self.samples, self.part_bytes)
         bytes_before = total_bytes * shard // self.shard_count
-        for part, sample_bytes in enumerate(self.part_bytes):
-            start = self.samples * part // parts
-            stop = self.samples * (part + 1) // parts
+        for segment, sample_bytes in enumerate(self.part_bytes):
+            start = self.samples * segment // segments
+            stop = self.samples * (segment + 1) // segments
             if bytes_before < (stop - start) * sample_bytes:
                 return start + bytes_before // sample_bytes
             bytes_before -= (stop - start) * sample_bytes
@@ -150,10 +150,12 @@ class ShardPlan:
             yield range(start, min(rows.stop, start + step))
 
 
-def _bytes_of_parts(samples: int, part_bytes: Sequence[int]) -> int:
+def _bytes_of_segments(samples: int, part_bytes: Sequence[int]) -> int:
     """Add up the bytes of a source, of whose equal parts the samples' size is known."""
-    parts = len(part_bytes)
-    return sum(
-        (samples * (part + 1) // parts - samples * part // parts) * sample_bytes
-        for part, sample_bytes in enumerate(part_bytes)
-    )
+    segments = len(part_bytes)
+    total_bytes = 0
+    for segment, sample_bytes in enumerate(part_bytes):
+        start = samples * segment // segments
+        stop = samples * (segment + 1) // segments
+        total_bytes += (stop - start) * sample_bytes
+    return total_bytes

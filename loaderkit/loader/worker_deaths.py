@@ -97,9 +97,9 @@ class WorkerDeaths:
         Returns:
             None if it is no death of a worker of this iteration.
         """
-        told = self._told_ref()
-        if told is not None and told in (error, error.__cause__):
-            return told
+        death = self._told_ref()
+        if death is not None and death in (error, error.__cause__):
+            return death
         # A death may have been told before, elsewhere in the main thread.  This error
         # came later and is explained anew.
         return self.explain(error)
@@ -112,9 +112,9 @@ class WorkerDeaths:
         Returns:
             None if all workers live.
         """
-        told = self._told_ref()
-        if told is not None:
-            return told
+        known_death = self._told_ref()
+        if known_death is not None:
+            return known_death
         for worker in workers_of(self._torch_iterator):
             try:
                 worker.join(timeout=_SLOW_JOIN_S)
@@ -147,11 +147,11 @@ class WorkerDeaths:
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
         message = f"{who} died while it made {which} of {'; or '.join(batches)}."
-        told = LoaderError(message, why=cause.why, fix=cause.fix)
-        self._told_ref = weakref.ref(told)
+        death = LoaderError(message, why=cause.why, fix=cause.fix)
+        self._told_ref = weakref.ref(death)
         # Batches of the epoch are left: a state that is saved now goes on with them.
         self._progress.stop()
-        return told
+        return death
 
     def _batches_under_way(self, worker: int) -> list[str]:
         """Name the samples of each batch that was asked of a worker and never came."""
