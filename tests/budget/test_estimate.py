@@ -500,3 +500,50 @@ def test_a_number_is_given_only_without_assumptions():
             "a scalar's value" in assumption for assumption in estimated.assumptions
         )
         assert estimated.low < truth < estimated.high
+
+
+TOKENS = torch.zeros(100_000, 4, dtype=torch.long)
+PARTS_OF_TABLES = {
+    "rows": TOKENS[:32],
+    "rows of one column": TOKENS[:32, :1],
+    "every other row": TOKENS[:64:2],
+    "booleans": torch.zeros(100_000, dtype=torch.bool)[:32, None],
+    "floats": torch.zeros(100_000, 4)[:32],
+}
+
+
+class Looked(nn.Module):
+    """Looks numbers up in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(2, 8)
+
+    def forward(self, numbers):
+        return self.table(numbers.long())
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", PARTS_OF_TABLES)
+def test_of_a_table_only_the_part_that_is_the_batch_counts(name, target):
+    part = PARTS_OF_TABLES[name]
+
+    of_part = estimate_step(Looked(), part, target=target)
+
+    assert of_part.peak == estimate_step(Looked(), part.clone(), target=target).peak
+    if target == "cpu":
+        truth = max(measure_step(Looked(), part, Step()).values())
+        assert of_part.low <= truth <= of_part.high
+
+
+def test_a_part_of_a_table_that_is_in_a_batch_twice_counts_once():
+    class Both(Looked):
+        def forward(self, first, second):
+            return self.table(first) + self.table(second)
+
+    part = TOKENS[:400]
+
+    estimated = estimate_step(Both(), {"first": part, "second": part})
+
+    truth = max(measure_step(Both(), {"first": part, "second": part}, Step()).values())
+    assert estimated.peak == pytest.approx(truth, rel=0.001)

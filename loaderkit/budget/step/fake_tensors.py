@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from loaderkit.budget.step.measure import has_one_storage
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 
@@ -89,8 +90,26 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
 
 
 def fake_batch(fake: FakeTensorMode, batch: object) -> Any:
-    """Copy a batch with fake floats; integers are shared with it."""
-    return map_tensors(lambda tensor: _fake_floats(fake, tensor), batch)
+    """Copy a batch with fake floats; integers are shared with it.
+
+    Those that are a view of more (rows of a table of tokens, labels of some nodes) are
+    copied: the batch is only what is in it.
+    """
+    copies: dict[int, torch.Tensor] = {}
+
+    def fake_once(tensor: torch.Tensor) -> Any:
+        like = _fake_floats(fake, tensor)
+        if like is not tensor or not _is_part_of_storage(tensor):
+            return like
+        # A tensor that is in a batch twice stays one.
+        return copies.setdefault(id(tensor), tensor.clone())
+
+    return map_tensors(fake_once, batch)
+
+
+def _is_part_of_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps more in memory than it shows."""
+    return has_one_storage(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _fake_floats(
