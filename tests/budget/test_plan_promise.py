@@ -11,7 +11,7 @@ from drawn_plans import Contrasted, draw_plan
 from readings import READINGS, Reading
 from torch import nn
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.nn import EdgePooling
+from torch_geometric.nn import EdgeConv, EdgePooling, global_max_pool
 from torch_geometric.utils import to_dense_batch
 
 from loaderkit import build_loader, estimate_step, pack, plan_batch
@@ -228,6 +228,50 @@ def test_squares_of_long_sequences_are_seen_though_most_are_short():
     cost_model = fit_cost_model(Pairs(), read_samples(data, collate=together), Step())
 
     assert cost_model.peak_model.error < 1e-6
+
+
+class Nearest(nn.Module):
+    """Joins each node to the nearest ones, of which it compares all of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [
+            nn.Sequential(nn.Linear(2 * width, 16), nn.ReLU(), nn.Linear(16, 16))
+            for width in (8, 16)
+        ]
+        self.first, self.second = map(EdgeConv, layers)
+        self.last = nn.Linear(16, 1)
+
+    def neighbours(self, points, batch):
+        is_foreign = batch[:, None] != batch
+        distances = torch.cdist(points, points).masked_fill(is_foreign, 1e9)
+        nearest = distances.topk(6, largest=False).indices.reshape(-1)
+        return torch.stack([nearest, torch.arange(len(points)).repeat_interleave(6)])
+
+    def forward(self, data):
+        hidden = self.first(data.x, self.neighbours(data.pos, data.batch)).relu()
+        hidden = self.second(hidden, self.neighbours(hidden, data.batch)).relu()
+        return self.last(global_max_pool(hidden, data.batch))
+
+
+@pytest.mark.slow
+def test_nodes_of_a_batch_meet_though_the_small_steps_have_few():
+    # with a long tail of sizes, most graphs are of ten nodes: small steps have 20
+    r = random.Random(1)
+    sizes = [max(10, min(400, int(4 * r.paretovariate(1)))) for _ in range(40)]
+    data = [
+        Data(x=torch.randn(n, 8), pos=torch.randn(n, 3), edge_index=torch.ones(2, n))
+        for n in sizes
+    ]
+    samples, step = read_samples(data), Step(optimizer="sgd")
+
+    cost_model = fit_cost_model(Nearest(), samples, step, 32)
+
+    assert cost_model.samples.kind == "paired graphs"
+    for count in (6, 20):
+        rows = r.sample(range(40), count)
+        truth = max(measure_step(Nearest(), samples.join(rows), step).values())
+        assert cost_model.predict(rows)[0] == pytest.approx(truth, rel=0.02)
 
 
 @pytest.mark.slow

@@ -299,32 +299,78 @@ def fit_cost_model(
     Returns:
         What any batch takes.
     """
-    cost_model = _fit_small_steps(model, samples, step)
-    error = _error_with(cost_model, batch_size)
-    if error > _UNEXPLAINED:
+    search = _FitSearch(model, step, batch_size, _fit_small_steps(model, samples, step))
+    others = samples.otherwise_described()
+    if search.error > _UNEXPLAINED and search.best.peak_model.of_phases:
+        # A loop over time steps has other operators in each batch, and a phase's peak
+        # moves within it: more likely than that all samples meet.
+        search.try_larger_steps(samples)
+    if search.error > _UNEXPLAINED:
         # The model may pad inside (to_dense_batch, attention within graphs), or let
         # everything meet everything else (attention over the batch, contrastive loss).
-        for described in samples.otherwise_described():
-            other = _fit_small_steps(model, described, step, before=cost_model)
-            # Kernels whose workspace is only known within bounds miss by as much with
-            # any description: another one must explain most of what is left.
-            other_error = _error_with(other, batch_size)
-            if other_error < error / 2:
-                cost_model, error = other, other_error
-            if error <= _UNEXPLAINED:
-                break
-    has_edges = "graphs" in cost_model.samples.kind
-    worth = _WORTH_LARGER_STEPS_OF_GRAPHS if has_edges else _WORTH_LARGER_STEPS
-    if error > worth:
+        search.try_small_steps(others)
+    has_edges = "graphs" in search.best.samples.kind
+    if search.error > (
+        _WORTH_LARGER_STEPS_OF_GRAPHS if has_edges else _WORTH_LARGER_STEPS
+    ):
         # In steps that small another moment may be the peak than in those asked about,
         # such as the update of the largest layer.
-        with contextlib.suppress(StepError):  # it may refuse as many
-            larger = _fit_steps_of(
-                _MORE_SAMPLES, model, cost_model.samples, step, before=cost_model
+        search.try_larger_steps(search.best.samples)
+    for described in others:
+        if search.error > _UNEXPLAINED:
+            # Both at once: all nodes meet, by a kernel that goes another way where they
+            # are few (cdist up to 25 rows).
+            search.try_larger_steps(described)
+    return search.best
+
+
+@dataclass
+class _FitSearch:
+    """The best fit so far; another one replaces it that explains most of what is left.
+
+    Kernels whose workspace is only known within bounds miss by as much with any
+    description.
+    """
+
+    model: torch.nn.Module
+    step: Step
+    batch_size: int
+    """Samples of a batch that is asked about."""
+    best: BatchCostModel
+    """The fit with the smallest error."""
+    error: float = field(init=False)
+    """Of the best one, also on batches of the size that is asked about."""
+    with_larger_steps: set[SampleKind] = field(default_factory=set, init=False)
+    """Descriptions of which larger steps were tried."""
+
+    def __post_init__(self) -> None:
+        self.error = _error_with(self.best, self.batch_size)
+
+    def try_small_steps(self, descriptions: Sequence[Samples]) -> None:
+        """Fit small steps with other descriptions, until one explains them."""
+        for samples in descriptions:
+            if self.error <= _UNEXPLAINED:
+                return
+            self._keep_if_better(
+                _fit_small_steps(self.model, samples, self.step, before=self.best)
             )
-            if _error_with(larger, batch_size) < error / 2:
-                cost_model = larger
-    return cost_model
+
+    def try_larger_steps(self, samples: Samples) -> None:
+        """Fit larger steps with a description, once, if the model takes as many."""
+        if samples.kind in self.with_larger_steps:
+            return
+        self.with_larger_steps.add(samples.kind)
+        with contextlib.suppress(StepError):
+            self._keep_if_better(
+                _fit_steps_of(
+                    _MORE_SAMPLES, self.model, samples, self.step, before=self.best
+                )
+            )
+
+    def _keep_if_better(self, other: BatchCostModel) -> None:
+        error = _error_with(other, self.batch_size)
+        if error < self.error / 2:
+            self.best, self.error = other, error
 
 
 def _error_with(cost_model: BatchCostModel, batch_size: int) -> float:

@@ -41,6 +41,9 @@ class PeakModel:
     error: float
     """How wrong a prediction may be: the largest factor between the prediction for a
     tracked step and its peak, in either direction, less 1."""
+    of_phases: bool = False
+    """Whether there is a line for each phase only and not for each moment: the steps
+    differ in their operators, as those of a loop over time steps do."""
 
     def predict(self, sizes: ArrayLike) -> Floats:
         """Predict the peak of batches.
@@ -75,7 +78,8 @@ def fit_peak_model(
     described = np.asarray(sizes, np.float64)
     table = np.hstack([np.ones((len(described), 1)), described])
     curves = [_live_bytes(log) for log in logs]
-    if len({len(curve) for curve in curves}) > 1:
+    of_phases = len({len(curve) for curve in curves}) > 1
+    if of_phases:
         curves = [_phase_peaks(log) for log in logs]
     values = np.stack(curves)
 
@@ -87,7 +91,7 @@ def fit_peak_model(
 
     predicted = (table @ lines.T).max(axis=1)
     error = prediction_error(predicted, values.max(axis=1))
-    return PeakModel(tuple(names), _upper_lines(lines), error)
+    return PeakModel(tuple(names), _upper_lines(lines), error, of_phases)
 
 
 def prediction_error(predicted: ArrayLike, peaks: ArrayLike) -> float:
