@@ -328,7 +328,8 @@ def test_the_same_garbage_is_a_leak_while_the_collector_is_off():
         gc.enable()
 
     assert report.leaking
-    assert "the garbage collector is off" in " ".join(str(report).split())
+    report_text = " ".join(str(report).split())
+    assert "the garbage collector is off" in report_text, report_text
 
 
 @pytest.mark.slow

@@ -211,8 +211,13 @@ def test_what_every_worker_reads_is_warned_of_and_where_to_look_is_said():
         ) as second,
     ):
         list(loader)
-    # Where the loop is.
-    assert {warning.filename for warning in [*first, *second]} == {__file__}
+    # Where the loop is.  On one processor torch advises against two workers as well.
+    ours = [
+        warning
+        for warning in [*first, *second]
+        if "suggested max number of worker" not in str(warning.message)
+    ]
+    assert {warning.filename for warning in ours} == {__file__}
 
 
 def test_uneven_parts_of_workers_are_no_reason_to_warn():
