@@ -119,6 +119,19 @@ def _collections_pass_over_what_stays(request):
             _collapse_pages_once()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _environment_as_it_was():
+    """Take back what libraries leave in the environment: Lightning's NVML check, say.
+
+    Processes of later tests would read it as if a user had set it.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
 @functools.cache
 def _collapse_pages_once():
     collapse_pages()
