@@ -36,7 +36,7 @@ READ_EPOCHS = 5
 class Reading:
     """How one way of reading the molecules did, in a process of its own."""
 
-    method: str
+    way: str
     samples_per_s: float
     """Median over the epochs, shuffled, 0 workers, files in page cache."""
     private_bytes: int
@@ -83,7 +83,7 @@ class Demo:
             ratio = reading.samples_per_s / base
             memory = format_bytes(reading.private_bytes)
             rate_and_ratio = f"{reading.samples_per_s:>12,.0f}{ratio:>7.1f} x"
-            lines.append(f"{reading.method:<34}{rate_and_ratio}{memory:>16}")
+            lines.append(f"{reading.way:<34}{rate_and_ratio}{memory:>16}")
         return "\n".join(lines)
 
 

@@ -478,7 +478,8 @@ class FailsOnce:
     """Raises an error where it is called first, in whichever process.
 
     Args:
-        error: It.
+        error: One like it is raised: a parameter of a test lives as long as all tests,
+            and would hold the loader by its traceback.
         note: File that is there once it was raised.
     """
 
@@ -488,7 +489,7 @@ class FailsOnce:
     def __call__(self, _=None):
         if not self.note.exists():
             self.note.touch()
-            raise self.error
+            raise type(self.error)(*self.error.args)
 
 
 class BatchesThatFail:
