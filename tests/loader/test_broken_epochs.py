@@ -441,8 +441,25 @@ def test_a_loader_that_counts_a_batch_first_would_be_seen_to_lose_it():
 
 # Where the second worker could not start, torch's iterator is half made, and fails in
 # its destructor: it has no "_workers_status" yet.  The loader has ended the first one.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+drops_half_made_iterators = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+def check_workers_cannot_start(loader):
+    """Begin an epoch in a process that may open two files more."""
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_files = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 2, most_files[1]))
+    try:
+        with pytest.raises(LoaderError, match="could not start"):
+            iter(loader)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most_files)
+
+
 @pytest.mark.slow
+@drops_half_made_iterators
 @pytest.mark.parametrize("given_before", [0, 2])
 @pytest.mark.parametrize("persistent_workers", [False, True])
 def test_workers_that_cannot_start_take_no_epoch_with_them(
@@ -461,14 +478,7 @@ def test_workers_that_cannot_start_take_no_epoch_with_them(
     loader.load_state_dict(loader.state_dict())
     state = loader.state_dict()
 
-    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 2, most_files[1]))
-    try:
-        with pytest.raises(LoaderError, match="could not start"):
-            iter(loader)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most_files)
+    check_workers_cannot_start(loader)
 
     assert loader.state_dict() == state
     check_all_once(samples_of(given) + samples_of(loader))
@@ -553,6 +563,7 @@ def test_what_fails_as_an_epoch_begins_is_told_as_itself_and_once(
 
 
 @pytest.mark.slow
+@drops_half_made_iterators
 def test_a_seed_is_not_taken_by_an_epoch_that_cannot_start():
     loader = build_loader(
         Numbers(),
@@ -567,14 +578,7 @@ def test_a_seed_is_not_taken_by_an_epoch_that_cannot_start():
     state = loader.state_dict()
 
     loader.generator = torch.Generator().manual_seed(5)
-    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 2, most_files[1]))
-    try:
-        with pytest.raises(LoaderError, match="could not start"):
-            iter(loader)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, most_files)
+    check_workers_cannot_start(loader)
 
     assert loader.state_dict() == state
     check_all_once(samples_of(given) + samples_of(iterator))

@@ -310,9 +310,8 @@ def fit_cost_model(
         # everything meet everything else (attention over the batch, contrastive loss).
         search.try_small_steps(others)
     has_edges = "graphs" in search.best.samples.kind
-    if search.error > (
-        _WORTH_LARGER_STEPS_OF_GRAPHS if has_edges else _WORTH_LARGER_STEPS
-    ):
+    worth = _WORTH_LARGER_STEPS_OF_GRAPHS if has_edges else _WORTH_LARGER_STEPS
+    if search.error > worth:
         # In steps that small another moment may be the peak than in those asked about,
         # such as the update of the largest layer.
         search.try_larger_steps(search.best.samples)
