@@ -32,6 +32,7 @@ from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.loader.page_locking import device_of_batch
 from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
+from loaderkit.nests import flatten_tensors
 from loaderkit.randomness import preserve_random_states
 from loaderkit.units import format_bytes, format_seconds
 
@@ -378,6 +379,11 @@ def _time_transfer(batch: object, deadline: float) -> _TransferCost:
     Returns:
         Without times if the batch cannot be sent so, which is no error here.
     """
+    if device_of_batch(batch):
+        # The process that put tensors on a GPU cannot take them out of a message.
+        tensors = flatten_tensors(batch)
+        host_bytes = sum(tensor.nbytes for tensor in tensors if tensor.is_cpu)
+        return _TransferCost(host_bytes, 0.0, 0.0)
     send_s = receive_s = float("inf")
     nbytes = 0
     with contextlib.closing(SegmentRing(1)) as segments:

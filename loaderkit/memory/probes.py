@@ -249,9 +249,17 @@ class CudaLikeProbe:
     def _share_of_process(self, device: torch.device) -> float:
         """Read what ``set_per_process_memory_fraction``, or a setting, has left it."""
         try:
-            return float(self.module.get_per_process_memory_fraction(device))
+            # Unlike the other questions, this one is refused for a plain "cuda".
+            index = self._index_of(device)
+            return float(self.module.get_per_process_memory_fraction(index))
         except FAILURES:  # older torch does not tell
             return 1.0
+
+    def _index_of(self, device: torch.device) -> int:
+        """Give the index of a device; without one it is the current device."""
+        # mypy takes the index for an int; it is None for "the current device"
+        index: int | None = device.index
+        return int(self.module.current_device()) if index is None else index
 
     def _allocator_statistic(self, device: torch.device, name: str) -> int:
         return int(self.module.memory_stats(device)[f"{name}.all.current"])
@@ -274,9 +282,7 @@ class CudaLikeProbe:
 
     def _allocator_blocks(self, device: torch.device) -> list[dict[str, Any]]:
         """List the allocator's blocks, without the history that may be recorded."""
-        index = getattr(device, "index", None)
-        if index is None:
-            index = self.module.current_device()
+        index = self._index_of(device)
         try:
             segments = self.module.memory_snapshot(include_traces=False)
         except TypeError:  # XPU, and older torch

@@ -139,3 +139,20 @@ def test_what_cannot_be_sent_is_measured_itself(folder):
     probe._measure_a_copy(dataset, range(10), torch.utils.data.default_collate)
 
     assert dataset.opened is not None
+
+
+class OnADevice(torch.Tensor):
+    """A tensor of a device that no other process, and not this one, can be sent."""
+
+    def __reduce_ex__(self, protocol):
+        pytest.fail("a batch that lies on a device was sent")
+
+
+def test_a_batch_that_lies_on_a_device_is_not_sent():
+    on_device = torch.ones(4, device="meta").as_subclass(OnADevice)
+
+    measured = probe.probe([1, 2, 3, 4], range(4), lambda _: [on_device, torch.ones(6)])
+
+    assert measured.device == "meta"
+    assert measured.batch_bytes == 6 * 4
+    assert measured.send_s == measured.receive_s == 0

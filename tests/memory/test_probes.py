@@ -214,15 +214,43 @@ def test_a_card_that_nobody_used_is_not_woken_to_be_asked():
     assert "has not used" in missing["allocated"]
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_what_is_free_is_asked_of_a_card_that_nobody_used_too(started):
-    card = started_card(is_initialized=lambda: started)
+def share_of(share):
+    """Answer for a card as torch does: for an index, and not for a plain "cuda"."""
 
-    free = free_bytes(torch.device("cuda", 0), probe=card)
+    def get_per_process_memory_fraction(device):
+        if not isinstance(device, int) and device.index is None:
+            message = "Expected a torch.device with a specified index or an integer"
+            raise ValueError(message)
+        return share
+
+    return get_per_process_memory_fraction
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+@pytest.mark.parametrize("started", [False, True])
+def test_what_is_free_is_asked_of_a_card_that_nobody_used_too(started, name):
+    card = started_card(
+        is_initialized=lambda: started, get_per_process_memory_fraction=share_of(1.0)
+    )
+
+    free = free_bytes(torch.device(name), probe=card)
 
     assert free.amount == 3_840 + 40_340 - 36_780
-    assert free.known_from.startswith("the driver of cuda:0")
+    assert free.known_from.startswith(f"the driver of {name}")
     assert free.known_from.endswith("started to ask it") == (not started)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_what_is_free_is_the_share_that_this_process_may_take(name):
+    card = started_card(
+        mem_get_info=lambda _: (30_000, 100_000),
+        get_per_process_memory_fraction=share_of(0.5),
+    )
+
+    free = free_bytes(torch.device(name), probe=card)
+
+    assert free.amount == 50_000 - 36_780
+    assert "the share" in free.known_from
 
 
 def test_what_is_free_for_the_processor_is_what_the_host_has():
