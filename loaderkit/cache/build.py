@@ -291,6 +291,8 @@ class Build:
             partial=self.folder / "note.partial",
         )
         with writing(target):
+            if not exists(source):
+                raise _replaced_meanwhile(source)
             if not (exists(target) and target.samefile(source)):
                 partial = self.folder / f"{number:05}.partial"
                 link_or_copy(source, partial)
@@ -371,7 +373,8 @@ class Build:
         Raises:
             CacheError: A system call failed; the cache before, if any, still stands.
         """
-        obsolete = _files_of_manifest(self.path) | _written_shards(self.folder)
+        with writing(self.path):
+            obsolete = _files_of_manifest(self.path) | _written_shards(self.folder)
         obsolete -= set(manifest.files)
         write_text(
             self.folder / OBSOLETE,
@@ -442,6 +445,12 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
             with contextlib.suppress(OSError):
                 (build.folder / PACKER).unlink()
             _remove_build_of_nothing(build.folder)
+
+
+def _replaced_meanwhile(shard: Path) -> DamagedCacheError:
+    message = f"{shard} is not there any more."
+    why = "another process has packed that cache again, or deleted it, meanwhile"
+    return DamagedCacheError(message, why=why, fix="run the same again")
 
 
 def finish_commit(path: Path) -> None:

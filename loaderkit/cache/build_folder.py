@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import filelock
 
 from loaderkit.cache.build_notes import read_build_json
 from loaderkit.cache.durable import (
@@ -32,21 +27,22 @@ from loaderkit.cache.layout import (
     WRITTEN_SUFFIX,
     is_cache_file_name,
 )
-from loaderkit.cache.lock_files import take_lock
+from loaderkit.cache.lock_files import (
+    let_go,
+    soft_lock_name,
+    take_lock_of_any_kind,
+)
 from loaderkit.cache.manifest import FORMAT
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-_LOG = logging.getLogger("loaderkit")
 LOCK = ".lock"
-_SOFT_LOCK = ".lock-soft"
 PACKER = "packer.partial"
 """Says who holds the lock.  Where its packer is killed, it goes with the parts of files
 that lie there too."""
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""What file systems without locks answer when they are asked for one."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
 """What file systems and desktops put into folders that a person finds empty."""
 PLAN = "plan.json"
@@ -71,7 +67,7 @@ def make_or_check_folder(path: Path) -> None:
     if MANIFEST in names:
         _check_manifest_is_ours(path)
         return
-    foreign_names = names - {BUILDING, LOCK, _SOFT_LOCK} - _SYSTEM_NAMES
+    foreign_names = names - {BUILDING, LOCK, soft_lock_name(LOCK)} - _SYSTEM_NAMES
     if BUILDING in names and not _is_own_build(path / BUILDING):
         message = f"{path / BUILDING} holds files that no packing run has written."
         why = "packing would delete those that are named like its own"
@@ -124,8 +120,8 @@ def _check_manifest_is_ours(path: Path) -> None:
         open(descriptor, "rb", closefd=False) as raw,
     ):
         start = raw.read(64)
-    # A damaged one is known by the shards beside it, and may be replaced.
-    has_shards = any(is_cache_file_name(entry.name) for entry in path.iterdir())
+        # A damaged one is known by the shards beside it, and may be replaced.
+        has_shards = any(is_cache_file_name(entry.name) for entry in path.iterdir())
     if FORMAT.encode() in start or has_shards:
         return
     message = f"{file} is not the manifest of a loaderkit cache."
@@ -170,52 +166,10 @@ def folder_lock(path: Path) -> Iterator[None]:
     Raises:
         CacheError: The lock's file cannot be made.
     """
-    lock: filelock.BaseFileLock = filelock.FileLock(path / LOCK)
-    try:
-        if not _acquire_system_lock(lock, path):
-            lock = filelock.SoftFileLock(path / _SOFT_LOCK)
-            take_lock(lock, path / BUILDING / PACKER, f"packs {path}")
-    except OSError as error:
-        raise not_written(Path(lock.lock_file), error) from error
+    # Who holds it says so in the build's folder, once that is there.
+    note = path / BUILDING / PACKER
+    lock = take_lock_of_any_kind(path / LOCK, note, f"packs {path}")
     try:
         yield
     finally:
-        try:
-            lock.release()
-        except OSError as error:
-            # The process lets go of it when it ends, if not before.
-            _LOG.warning("the lock of %s could not be let go of: %s", path, error)
-
-
-def _acquire_system_lock(lock: filelock.BaseFileLock, path: Path) -> bool:
-    """Take a lock of the system's.
-
-    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
-    file that must not exist yet serves as the lock there.  Two processes of which each
-    takes the other kind would both pack, so a failure is not believed at once, and one
-    of another kind (a full disk, too many open files) is an error.
-
-    Args:
-        lock: The lock.
-        path: What it locks.
-
-    Returns:
-        False where the file system has no locks.
-
-    Raises:
-        OSError: The lock's file cannot be made.
-    """
-    for pause_s in (0.0, 0.01, 0.1):
-        time.sleep(pause_s)
-        try:
-            take_lock(lock, path / BUILDING / PACKER, f"packs {path}")
-        except NotImplementedError as error:
-            refusal: Exception = error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            refusal = error
-        else:
-            return True
-    _LOG.info("%s cannot be locked (%s); %s is used", path, refusal, _SOFT_LOCK)
-    return False
+        let_go(lock)

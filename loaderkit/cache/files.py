@@ -116,10 +116,25 @@ def load_manifest(path: Path) -> Manifest:
     Raises:
         CacheError: There is no cache in the folder, or an incomplete one.
     """
-    manifest = find_manifest(path)
-    if manifest is None:
+    return load_manifest_text(path)[1]
+
+
+def load_manifest_text(path: Path) -> tuple[str, Manifest]:
+    """Read the manifest of a cache folder, and what it says, at once.
+
+    Args:
+        path: The cache's folder.
+
+    Returns:
+        The text as it stands there, and the checked manifest.
+
+    Raises:
+        CacheError: There is no cache in the folder, or an incomplete one.
+    """
+    found = find_manifest_text(path)
+    if found is None:
         raise _no_cache(path)
-    return manifest
+    return found
 
 
 def find_manifest(path: Path) -> Manifest | None:
@@ -130,6 +145,23 @@ def find_manifest(path: Path) -> Manifest | None:
 
     Returns:
         The checked manifest; None where there is none.
+
+    Raises:
+        DamagedCacheError: The file is not a manifest.
+        CacheError: The file exists, but cannot be read.
+    """
+    found = find_manifest_text(path)
+    return None if found is None else found[1]
+
+
+def find_manifest_text(path: Path) -> tuple[str, Manifest] | None:
+    """Read the manifest of a folder, and what it says, at once.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The text as it stands there, and the checked manifest; None where there is none.
 
     Raises:
         DamagedCacheError: The file is not a manifest.
@@ -150,7 +182,7 @@ def find_manifest(path: Path) -> Manifest | None:
         raise DamagedCacheError(
             message, why=f"it is no text ({error})", fix=fix
         ) from None
-    return read_manifest(text, where=str(file))
+    return text, read_manifest(text, where=str(file))
 
 
 def load_sources(path: Path, sources: SourceFiles) -> str:

@@ -104,20 +104,18 @@ class FolderStorage:
 
     def sizes(self) -> Mapping[str, int]:
         """List the files with their bytes; see ``Storage``."""
+        sizes = {}
         try:
-            entries = list(os.scandir(self.folder))
+            for entry in os.scandir(self.folder):
+                # Another writer may have put its file in place meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        sizes[entry.name] = status.st_size
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise unreadable(self.folder, error) from error
-        sizes = {}
-        for entry in entries:
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # another writer has put its file in place meanwhile
-            if stat.S_ISREG(status.st_mode):
-                sizes[entry.name] = status.st_size
         return sizes
 
     def write_file(self, name: str, file: Path) -> None:

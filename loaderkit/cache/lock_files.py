@@ -10,6 +10,7 @@ that are held for hours of work are waited for, and it is said for whom (``take_
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ as long.  Chosen: a log of a day gets eleven lines."""
 _STOPPED_LOOKS = 2
 """A holder that is stopped at so many looks in a row is said to be: a debugger, or a
 snapshot of a container, stops one for a moment."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+"""What file systems without locks answer when they are asked for one."""
 _HOLDER = ".holder"
 STOPPED = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
 """What messages say of such a holder."""
@@ -168,11 +172,10 @@ def hold_lock_for_work(file: Path, work: str) -> Iterator[None]:
         work: What its holder does, such as "packs /data/molecules.lk".
 
     Raises:
-        OSError: The file system has no locks, or the file cannot be made.
-        NotImplementedError: The same, where filelock says so.
+        CacheError: The file cannot be made.
     """
-    lock, note = filelock.FileLock(file), _note_beside(file)
-    take_lock(lock, note, work)
+    note = _note_beside(file)
+    lock = take_lock_of_any_kind(file, note, work)
     try:
         write_holder(note)
         yield
@@ -180,7 +183,65 @@ def hold_lock_for_work(file: Path, work: str) -> Iterator[None]:
         # Before the lock goes: behind it, the note would be that of the next holder.
         with contextlib.suppress(OSError):
             note.unlink(missing_ok=True)
+        let_go(lock)
+
+
+def take_lock_of_any_kind(file: Path, note: Path, work: str) -> filelock.BaseFileLock:
+    """Take a lock of the system's, or where it has none one that is a file.
+
+    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
+    file that must not exist yet serves as the lock there.  Two processes of which each
+    takes the other kind would both work, so a failure is not believed at once, and one
+    of another kind (a full disk, too many open files) is an error.
+
+    Args:
+        file: Made if it is not there.
+        note: Where its holder says who it is; see ``write_holder``.
+        work: What its holder does, such as "packs /data/molecules.lk".
+
+    Returns:
+        The lock, to be let go of.
+
+    Raises:
+        CacheError: The file cannot be made.
+    """
+    lock = filelock.FileLock(file)
+    for pause_s in (0.0, 0.01, 0.1):
+        time.sleep(pause_s)
+        try:
+            take_lock(lock, note, work)
+        except NotImplementedError as error:
+            refusal: Exception = error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise not_written(file, error) from error
+            refusal = error
+        else:
+            return lock
+    soft_file = file.with_name(soft_lock_name(file.name))
+    _LOG.info("%s cannot be locked (%s); %s is used", file, refusal, soft_file.name)
+    soft_lock = filelock.SoftFileLock(soft_file)
+    with writing(soft_file):
+        take_lock(soft_lock, note, work)
+    return soft_lock
+
+
+def soft_lock_name(name: str) -> str:
+    """Name the file that is the lock where the system has none.
+
+    >>> soft_lock_name(".lock")
+    '.lock-soft'
+    """
+    return f"{name}-soft"
+
+
+def let_go(lock: filelock.BaseFileLock) -> None:
+    """Let go of a lock; where that fails, say so."""
+    try:
         lock.release()
+    except OSError as error:
+        # The process lets go of it when it ends, if not before.
+        _LOG.warning("the lock %s could not be let go of: %s", lock.lock_file, error)
 
 
 def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_cache_path, check_path, refuse_value
+from loaderkit.cache.files import unreadable
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
@@ -224,7 +225,11 @@ def _mirror_from_option(value: object) -> Path | None:
     if is_url(value):
         raise refuse_value(name, value, "a folder on this machine", example)
     folder = check_path(name, value, example).absolute()
-    if folder.exists() and not folder.is_dir():
+    try:
+        is_taken = folder.exists() and not folder.is_dir()
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    if is_taken:
         message = f"mirror names a file, and no folder: {str(folder)!r}."
         why = "each cache's shards are kept in a folder of it"
         raise OptionError(message, why=why, fix=f"mirror={str(folder.parent)!r}")

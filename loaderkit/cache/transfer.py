@@ -3,22 +3,17 @@
 A reader of the store finds the cache that was there before, or the new one.  Of several
 processes that write one URL at once, each succeeds or gets an error.
 
-Files are removed only by who holds the claim, a file that one process at a time can
-make, and only those that the manifest there does not name.  Who replaces a cache holds
+Files are removed only by who holds the claim (claims.py), and only those that the
+manifest there does not name.  Who replaces a cache holds
 it from before it looks what is there, so that what it counts on stays.  Who writes to
 where there is no cache needs none: once a manifest stands, its own is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import shlex
-import socket
-import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -28,12 +23,18 @@ import xxhash
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_cache_path, check_truth, suggest_keywords
 from loaderkit.cache.build import open_build
+from loaderkit.cache.claims import (
+    CLAIM_WAITS_S,
+    OtherWriterError,
+    claim_of,
+    refuse_if_replaced,
+)
 from loaderkit.cache.durable import publish, remove, write_file, writing
 from loaderkit.cache.files import (
     check_digest,
     check_files,
     load_manifest,
-    read_bounded,
+    load_manifest_text,
 )
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
@@ -50,7 +51,7 @@ from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import BinaryIO
 
     from loaderkit.cache.build import Build
@@ -59,23 +60,8 @@ if TYPE_CHECKING:
     from loaderkit.cache.storage import Storage
 
 _LOG = logging.getLogger("loaderkit")
-_CLAIM = ".writing"
-"""A file that says who replaces the cache at a URL, or tidies up there.  It is
-committed, which of several processes succeeds for one, so that there is one at a
-time."""
-_TIDIES = "removes what no cache needs"
-"""Noted in the claim of who does not replace a cache, and holds it for moments."""
-CLAIM_WAITS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Pauses of who waits for the claim of another that tidies up, or of one that ends.
-Chosen: removing takes 30 ms a file on moto's server, of 200 shards as long as this."""
 _PROBE = ".writable"
 """A file that is written and removed, to see whether that is possible."""
-_MAX_CLAIM_BYTES = 1 << 16
-"""A claim is one line; what is longer is none of ours, and must not fill the memory."""
-
-
-class OtherWriterError(CacheError):
-    """Another process has written, or writes, a cache to the same URL."""
 
 
 @answer_wrong_names()
@@ -149,7 +135,7 @@ def push(
 def copy_to_store(folder: Path, storage: Storage, *, overwrite: bool) -> Transfer:
     """Copy a cache to a store that is open; see ``push``."""
     # Whether there is anything to copy is asked first, since it costs no request.
-    _load_whole(folder)
+    check_files(folder, load_manifest(folder).shards)
     return copy_to_target(folder, ask_to_write(storage, overwrite=overwrite))
 
 
@@ -181,10 +167,7 @@ def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
         CacheError: There is no bucket, or it cannot be written to.
     """
     if overwrite:
-        claim = _read_claim(storage)
-        # Who tidies up is gone before a shard is copied.
-        if claim is not None and _TIDIES not in claim:
-            raise _other_replaces(storage, claim)
+        refuse_if_replaced(storage)
     elif find_remote_manifest(storage) is not None:
         raise _other_was_quicker(storage)
     may_remove = True
@@ -219,8 +202,10 @@ def copy_to_target(
             replaces it.
         CacheError: There is no whole cache in the folder, or the store does not answer.
     """
-    manifest = _load_whole(folder)
-    content = read_bounded(folder / MANIFEST, MOST_MANIFEST_BYTES)
+    # Both of one reading: another process may pack the folder again in between.
+    text, manifest = load_manifest_text(folder)
+    check_files(folder, manifest.shards)
+    content = text.encode("utf-8", "surrogatepass")
     upload = _Upload(folder, manifest, target.storage)
     if target.overwrite:
         _replace_cache(upload, content, claim_waits_s)
@@ -240,7 +225,7 @@ def _replace_cache(
 ) -> None:
     """Put a cache in the place of the one that is there, if any."""
     storage = upload.storage
-    with _claim_of(storage, claim_waits_s):
+    with claim_of(storage, claim_waits_s):
         upload.copy_missing(storage.sizes())
         storage.commit(MANIFEST, manifest_text, replace=True)
         sizes = storage.sizes()
@@ -285,7 +270,7 @@ def _tidy_up(storage: Storage, claim_waits_s: Sequence[float]) -> None:
     removes it.
     """
     try:
-        with _claim_of(storage, claim_waits_s, tidies=True):
+        with claim_of(storage, claim_waits_s, tidies=True):
             # Read under the claim: nobody replaces it meanwhile.
             standing = find_remote_manifest(storage)
             if standing is not None:
@@ -299,13 +284,6 @@ def _remove_but(manifest: Manifest, storage: Storage, names: Iterable[str]) -> N
     for name in sorted(set(names) - set(manifest.files)):
         if is_cache_file_name(name):
             storage.remove(name)
-
-
-def _load_whole(folder: Path) -> Manifest:
-    """Read the manifest of a cache whose files are all there."""
-    manifest = load_manifest(folder)
-    check_files(folder, manifest.shards)
-    return manifest
 
 
 @suggest_keywords
@@ -462,72 +440,6 @@ class _Upload:
                 why = "another process has removed it, or the store lost it"
                 raise _LostFileError(message, why=why, fix="run the same again")
         return sizes
-
-
-@contextlib.contextmanager
-def _claim_of(
-    storage: Storage, waits_s: Sequence[float], *, tidies: bool = False
-) -> Iterator[None]:
-    """Be the only one who may remove files at a URL.
-
-    Args:
-        storage: The URL.
-        waits_s: Pauses while another is.
-        tidies: No cache is replaced: it is held for moments.
-
-    Raises:
-        OtherWriterError: Another process is, and goes on replacing the cache.
-    """
-    _take_claim(storage, waits_s, tidies=tidies)
-    try:
-        yield
-    except BaseException:
-        # What went wrong is what is said, also where the store has gone meanwhile.
-        with contextlib.suppress(CacheError):
-            storage.remove(_CLAIM)
-        raise
-    storage.remove(_CLAIM)
-
-
-def _take_claim(storage: Storage, waits_s: Sequence[float], *, tidies: bool) -> None:
-    this_writer = {
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "time": time.ctime(),
-        # A try whose answer was lost knows its claim again, and no other's.
-        "token": uuid.uuid4().hex,
-    }
-    if tidies:
-        this_writer["doing"] = _TIDIES
-    content = json.dumps(this_writer).encode()
-    for wait_s in (*waits_s, None):
-        try:
-            storage.commit(_CLAIM, content, replace=False)
-        except FileExistsError:
-            claim = _read_claim(storage)
-        else:
-            return
-        # Who replaces a cache may take hours, and another who would replace it is not
-        # let in.  Who tidies up waits for its end, behind which nobody else would.
-        is_brief = claim is None or _TIDIES in claim
-        if wait_s is None or not (tidies or is_brief):
-            raise _other_replaces(storage, claim or "which has ended meanwhile")
-        time.sleep(wait_s)
-
-
-def _read_claim(storage: Storage) -> str | None:
-    """Read who holds the claim; None where nobody does."""
-    try:
-        return storage.read_file(_CLAIM, _MAX_CLAIM_BYTES).decode(errors="replace")
-    except FileNotFoundError:
-        return None
-
-
-def _other_replaces(storage: Storage, writer: str) -> OtherWriterError:
-    message = f"Another process is replacing the cache at {storage.url} ({writer})."
-    why = "of two at once one would delete the other's files"
-    fix = f"wait for it; if it was killed, delete {storage.url}/{_CLAIM}"
-    return OtherWriterError(message, why=why, fix=fix)
 
 
 def _call_or_command(name: str, *paths: str) -> Either:

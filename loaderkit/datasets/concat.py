@@ -29,6 +29,7 @@ from loaderkit.cache.build import (
     open_build,
     remove_cache,
 )
+from loaderkit.cache.durable import writing
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
@@ -203,7 +204,8 @@ def extend(
         try:
             _check_same_kind([original, added], f"The samples to add to {location}")
         except DatasetError:
-            remove_cache(added_folder)
+            with writing(added_folder):
+                remove_cache(added_folder)
             raise
 
         # A call that ends normally deletes the folder.  One that is found here was left
@@ -221,7 +223,16 @@ def extend(
 
         all_classes = [*_passed_classes([cache, packed]), *classes]
         extended = open_cache(location, classes=all_classes)
-        remove_cache(added_folder)
+        try:
+            remove_cache(added_folder)
+        except OSError as error:
+            # Too late to say it failed: who calls again would add the samples twice.
+            _LOG.warning(
+                "%s: the samples were added, and leftovers stay in %s (%s)",
+                location,
+                added_folder.name,
+                error,
+            )
     return extended
 
 

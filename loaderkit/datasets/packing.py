@@ -35,13 +35,14 @@ from loaderkit.cache.build import (
     open_build,
     remove_cache,
 )
+from loaderkit.cache.claims import OtherWriterError
 from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.remote_manifest import find_remote_manifest
-from loaderkit.cache.transfer import OtherWriterError, ask_to_write, copy_to_target
+from loaderkit.cache.transfer import ask_to_write, copy_to_target
 from loaderkit.datasets.block_readers import PackJob, read_span, seed_of
 from loaderkit.datasets.classes import loaded_classes
 from loaderkit.datasets.encode import encode

@@ -20,10 +20,15 @@ from loaderkit.datasets.fingerprint import (
     fingerprint_of,
     fingerprint_value,
 )
+from loaderkit.datasets.shared_iterators import (
+    are_held_elsewhere,
+    gives_it_again,
+    iterators_behind,
+)
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.errors import DatasetError
 from loaderkit.mistaken import mistaken_for_dataset
-from loaderkit.randomness import mix_seed, seed_all
+from loaderkit.randomness import RandomStates, mix_seed, seed_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -176,13 +181,52 @@ class SpanSource(StreamSource):
     def __init__(self, function: Callable[[int, int], Any], span_count: int) -> None:
         super().__init__(span_count)
         self._function = function
+        self._is_known_to_differ = False
+        """Whether spans were looked at, and read different iterators."""
 
     def iterate(self, span: int) -> Iterator[Any]:
         """Call the function, and begin to read what it gives.
 
         Raises:
-            DatasetError: It gave something that holds no samples.
+            DatasetError: It gave something that holds no samples, or that another span
+                reads too.
         """
+        if self.span_count == 1 or self._is_known_to_differ:
+            return self._begin(span)
+        self._is_known_to_differ = True
+        states = RandomStates.read()
+        iterator = self._begin(span)
+        iterators = iterators_behind(iterator)
+        # Nobody holds what a function has just made: it is not called once more.
+        if not are_held_elsewhere(iterators):
+            return iterator
+        self._check_differs(span, iterators)
+        # What it keeps of the span that it gave last, it keeps of this one again.
+        states.put_back()
+        return self._begin(span)
+
+    def _check_differs(self, span: int, iterators: list[Iterator[Any]]) -> None:
+        """See that another span does not read one of this span's iterators.
+
+        Raises:
+            DatasetError: It does.
+        """
+        if not gives_it_again(self._function, span, self.span_count, iterators):
+            return
+        name = _name_of(self._function)
+        other = (span + 1) % self.span_count
+        message = (
+            f"{name}({span}, {self.span_count}) and {name}({other}, {self.span_count}) "
+            "read the same iterator."
+        )
+        why = (
+            "each span is read to its end, by a process that may have a copy of it: "
+            "samples would be missing, or there several times"
+        )
+        fix = "make a new iterator for each span; or give pack the iterator itself"
+        raise DatasetError(message, why=why, fix=f"{fix}, without spans")
+
+    def _begin(self, span: int) -> Iterator[Any]:
         iterable = self._function(span, self.span_count)
         mistake = mistaken_for_dataset(iterable)
         if mistake is not None and not isinstance(iterable, Iterator):

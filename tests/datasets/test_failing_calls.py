@@ -16,7 +16,7 @@ import failing_calls
 import filelock
 import killed_steps
 import pytest
-from cache_jobs import Concat, Pull, Push, moved, samples_in_order
+from cache_jobs import Concat, Extend, Pull, Push, moved, samples_in_order
 from failing_calls import (
     FOREVER,
     Action,
@@ -164,6 +164,71 @@ def test_whatever_process_dies_a_cache_is_whole_or_absent(runner, tmp_path, name
     assert (outcome.hits, broken) == (1, [])
 
 
+# Which call fails, as its line in the log ends; "" for each from a part of the run on.
+FAILURES = {
+    "the disk is full from half of extend on": ("extend", "", 0.5),
+    "the list of what concat has written": ("concat once", "readdir", 0.0),
+    "the size of a shard in a store": ("push over old", "/store/00000", 0.0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAILURES))
+def test_calls_that_fail_in_any_job_are_told_in_our_words(runner, tmp_path, name):
+    """And the same job again ends as if nothing had been."""
+    setting_name, ending, part = FAILURES[name]
+    scenario = killed_steps.set_up(
+        runner, tmp_path, killed_steps.SETTINGS[setting_name]
+    )
+    folder = tmp_path / "case"
+    job = moved(scenario.setting.job, "@", folder)
+    failing_calls.copy_tree(scenario.before, folder)
+    log = runner.run(job, top=folder).log
+    kinds = {"readdir", "stat", "open"}
+    numbers = [
+        number
+        for number, line in enumerate(log, 1)
+        if line.split(" ")[1] in kinds and ending in line
+    ]
+    faults = [
+        Fault(Action.FAIL, errno.EIO, first=number, last=number)
+        for number in numbers[:: max(1, len(numbers) // 4)]
+    ]
+    if not ending:
+        number = round(part * len(log))
+        faults = [Fault(Action.FAIL, errno.ENOSPC, first=number, last=FOREVER)]
+
+    endings = set()
+    for fault in faults:
+        failing_calls.copy_tree(scenario.before, folder)
+        outcome = runner.run(job, fault, top=folder)
+        endings.add(outcome.status)
+        if outcome.status == "CacheError":
+            assert "  why: " in outcome.text
+            assert "  fix: " in outcome.text
+
+    assert "CacheError" in endings
+    assert endings <= {"ok", "CacheError"}
+    runner.run(job, top=folder)
+    assert killed_steps.what_is_seen(job.path, scenario) == "new"
+
+
+@pytest.mark.slow
+def test_samples_that_were_added_are_not_added_again_where_tidying_up_fails(
+    runner, tmp_path
+):
+    scenario = killed_steps.set_up(runner, tmp_path, killed_steps.SETTINGS["extend"])
+    folder = tmp_path / "case"
+    job = moved(scenario.setting.job, "@", folder)
+    failing_calls.copy_tree(scenario.before, folder)
+    fault = Fault(Action.FAIL, errno.ENOMEM, first=1, last=FOREVER, kinds="rmdir")
+
+    outcome = runner.run(job, fault, top=folder)
+
+    assert (outcome.status, outcome.hits > 0) == ("ok", True)
+    assert killed_steps.what_is_seen(job.path, scenario) == "new"
+
+
 @pytest.mark.slow
 def test_a_shard_that_is_none_and_a_file_that_stays_would_be_seen(runner, tmp_path):
     scenario = killed_steps.set_up(runner, tmp_path, killed_steps.SETTINGS["push"])
@@ -262,11 +327,12 @@ def test_a_file_system_without_locks_gets_a_lock_that_is_a_file(
     path = tmp_path / "c.lk"
     fault = Fault(Action.FAIL, error, first=1, last=FOREVER, kinds="flock")
 
-    outcome = runner.run(Pack(str(path)), fault)
+    for job in (Pack(str(path)), Extend(str(path))):
+        outcome = runner.run(job, fault)
+        assert (outcome.status, outcome.hits > 0) == ("ok", True)
 
-    assert (outcome.status, outcome.hits > 0) == ("ok", True)
-    assert not (path / ".lock-soft").exists()
-    assert len(open_cache(path)) == failing_calls.COUNT
+    assert not list(path.glob("*-soft"))
+    assert len(open_cache(path)) == 2 * failing_calls.COUNT
 
 
 def hold_soft_lock(path, ready):

@@ -297,6 +297,107 @@ def test_a_span_that_holds_no_samples_is_named(tmp_path, given, words):
     assert words in str(caught.value)
 
 
+# Spans that would read one iterator
+
+
+def samples_of_iterator():
+    return ({"x": torch.tensor([row])} for row in range(12))
+
+
+class GivesItsOwn:
+    """Every span reads the iterator that it holds, in one way or another."""
+
+    def __init__(self, wrap=lambda rows, span, spans: rows):
+        self.rows, self.wrap = samples_of_iterator(), wrap
+
+    def __call__(self, span, spans):
+        return self.wrap(self.rows, span, spans)
+
+
+class GivesWhatItBegan(GivesItsOwn):
+    rows = None
+
+    def __init__(self):
+        pass
+
+    def __call__(self, span, spans):  # noqa: ARG002
+        self.rows = self.rows or samples_of_iterator()
+        return self.rows
+
+
+class IteratesOverItsOwn(GivesItsOwn):
+    def __call__(self, span, spans):  # noqa: ARG002
+        return self
+
+    def __iter__(self):
+        return self.rows
+
+
+def every_nth(rows, span, spans):
+    for number, row in enumerate(rows):
+        if number % spans == span:
+            yield row
+
+
+SHARED = {
+    "itself": GivesItsOwn,
+    "begun late": GivesWhatItBegan,
+    "of an iterable": IteratesOverItsOwn,
+    "islice": lambda: GivesItsOwn(
+        lambda rows, n, of: itertools.islice(rows, n, None, of)
+    ),
+    "map": lambda: GivesItsOwn(lambda rows, n, of: map(dict, rows)),
+    "zip": lambda: GivesItsOwn(
+        lambda rows, n, of: (row for _, row in zip(range(9), rows, strict=False))
+    ),
+    "a generator": lambda: GivesItsOwn(every_nth),
+    "partial": lambda: partial(lambda rows, n, of: rows, samples_of_iterator()),
+}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", sorted(SHARED))
+def test_spans_that_would_read_one_iterator_are_told(tmp_path, kind, workers):
+    """Without workers the first would take all samples; each worker has a copy."""
+    with pytest.raises(DatasetError, match="read the same iterator") as caught:
+        pack(SHARED[kind](), tmp_path / "c.lk", spans=4, workers=workers)
+
+    assert "without spans" in caught.value.fix
+    again = pack(itertools.islice(samples_of_iterator(), 8), tmp_path / "c.lk")
+    assert len(again) == 8
+
+
+class HasOneForEach:
+    """Iterators that are held, and read by one span each."""
+
+    def __init__(self):
+        rows = list(samples_of_iterator())
+        self.iterators = [iter(rows[span::4]) for span in range(4)]
+
+    def __call__(self, span, spans):  # noqa: ARG002
+        return self.iterators[span]
+
+
+class ClosesTheLast:
+    """An iterator that is held, and of use until the next span begins."""
+
+    last = None
+
+    def __call__(self, span, spans):
+        if self.last is not None:
+            self.last.close()
+        rows = itertools.islice(samples_of_iterator(), span, None, spans)
+        self.last = (row for row in rows)
+        return self.last
+
+
+@pytest.mark.parametrize("kind", [HasOneForEach, ClosesTheLast])
+def test_iterators_that_are_held_for_one_span_each_are_read(tmp_path, kind):
+    cache = pack(kind(), tmp_path / "c.lk", spans=4, workers=0)
+
+    assert sorted(cache["x"].flatten().tolist()) == list(range(12))
+
+
 # What cannot be packed
 
 

@@ -25,7 +25,7 @@ from storages import (
 from test_mirror import check_kills, make_cache
 
 import loaderkit
-from loaderkit.cache.transfer import OtherWriterError
+from loaderkit.cache.claims import OtherWriterError
 from loaderkit.errors import CacheError
 
 KILLS = int(os.environ.get("SOAK_CASES", "50"))
