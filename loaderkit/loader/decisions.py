@@ -522,6 +522,9 @@ def _number_that_pays(
         return Decision(0, f"{reason}the dataset splits itself by get_worker_info()")
     if facts.measured is None:
         return _number_without_measuring(facts, start_method)
+    if facts.measured.unsendable:
+        reason = f"a batch cannot leave a worker: {facts.measured.unsendable}"
+        return Decision(0, reason)
     if batches is not None and batches * facts.measured.fetch_s < _FORK_S:
         # Which of two so short times is longer depends on what else the machine does.
         epoch = format_seconds(batches * facts.measured.fetch_s)

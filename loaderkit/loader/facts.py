@@ -42,6 +42,8 @@ class ReadCost:
     """To take it out, in the training process."""
     device: str = ""
     """What a batch, or a part of it, lies on, such as "cuda:0"; empty: on the host."""
+    unsendable: str = ""
+    """Why a batch cannot leave a worker; empty: it can, or no whole one was made."""
     probe_s: float = 0.0
     """What all this measuring took."""
 

@@ -31,7 +31,7 @@ from loaderkit.loader.description import reading_draws_nothing
 from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.loader.page_locking import device_of_batch
-from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget
+from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget, why_unsendable
 from loaderkit.nests import flatten_tensors
 from loaderkit.randomness import preserve_random_states
 from loaderkit.units import format_bytes, format_seconds
@@ -245,6 +245,7 @@ def measure_reading(
         send_s=transfer.send_s * scale,
         receive_s=transfer.receive_s * scale,
         device=device_of_batch(fetched.batch),
+        unsendable=transfer.unsendable if fetched.is_joined else "",
         probe_s=time.perf_counter() - begun,
     )
 
@@ -267,6 +268,8 @@ class _Fetched(NamedTuple):
     """How many samples are in it."""
     seconds: float
     """The time to read and join them."""
+    is_joined: bool = True
+    """It is what the loop gets.  A user's ``collate_fn`` was not called with a part."""
 
 
 class _TransferCost(NamedTuple):
@@ -278,6 +281,8 @@ class _TransferCost(NamedTuple):
     """To put it into shared memory."""
     receive_s: float
     """To take it out."""
+    unsendable: str = ""
+    """Why it cannot be pickled; empty if it can."""
 
 
 def _time_first_samples(dataset: IndexedSamples, rows: Sequence[Any]) -> _FirstSamples:
@@ -369,8 +374,9 @@ def _read_some_samples(
         samples += _as_list(fetch(dataset, [row], _as_list))
     if len(samples) > len(first.samples):
         seconds += time.perf_counter() - start
-    batch = collate(samples) if isinstance(collate, Join) else samples
-    return _Fetched(batch, len(samples), seconds)
+    is_joined = isinstance(collate, Join)
+    batch = collate(samples) if is_joined else samples
+    return _Fetched(batch, len(samples), seconds, is_joined=is_joined)
 
 
 def _time_transfer(batch: object, deadline: float) -> _TransferCost:
@@ -384,6 +390,9 @@ def _time_transfer(batch: object, deadline: float) -> _TransferCost:
         tensors = flatten_tensors(batch)
         host_bytes = sum(tensor.nbytes for tensor in tensors if tensor.is_cpu)
         return _TransferCost(host_bytes, 0.0, 0.0)
+    unsendable = why_unsendable(batch)
+    if unsendable:
+        return _TransferCost(0, 0.0, 0.0, unsendable)
     send_s = receive_s = float("inf")
     nbytes = 0
     with contextlib.closing(SegmentRing(1)) as segments:

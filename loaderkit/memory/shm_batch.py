@@ -419,6 +419,23 @@ def named_in_pickle(nest: object) -> list[type | FunctionType]:
     return pickler.named
 
 
+def why_unsendable(batch: object) -> str:
+    """Say why a batch cannot be pickled to leave a worker; empty if it can.
+
+    >>> why_unsendable([torch.ones(2), {"name": "a"}])
+    ''
+    >>> why_unsendable(lambda: 1).startswith("AttributeError: Can't")
+    True
+    """
+    pickler = _TensorlessPickler(cast("io.BytesIO", _Nowhere()), [])
+    # Classes of the user's say how they are pickled, by code that may raise anything.
+    try:
+        pickler.dump(batch)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}".split(". ")[0]
+    return ""
+
+
 class _NoProcess:
     """Stands in for a process that is being started, and is handed descriptors."""
 

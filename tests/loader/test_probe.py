@@ -156,3 +156,56 @@ def test_a_batch_that_lies_on_a_device_is_not_sent():
     assert measured.device == "meta"
     assert measured.batch_bytes == 6 * 4
     assert measured.send_s == measured.receive_s == 0
+
+
+class RefusesToTravel:
+    def __reduce__(self):
+        message = "it is bound to this process"
+        raise ValueError(message)
+
+    def __eq__(self, other):
+        return type(other) is RefusesToTravel
+
+    __hash__ = None
+
+
+class TakesItsTime(torch.utils.data.Dataset):
+    """Slow enough for workers to pay."""
+
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, row):
+        time.sleep(0.003)
+        return row
+
+
+@forks
+@pytest.mark.parametrize(
+    "make_batch",
+    [
+        pytest.param(lambda _: torch.ones(2, requires_grad=True) * 2, id="autograd"),
+        pytest.param(lambda _: torch.ones(2).to_mkldnn(), id="opaque memory"),
+        pytest.param(lambda rows: lambda: rows, id="function"),
+        pytest.param(lambda rows: (row for row in rows), id="generator"),
+        pytest.param(lambda _: RefusesToTravel(), id="class of the user's"),
+    ],
+)
+def test_batches_that_cannot_leave_a_worker_are_made_here_as_by_torch(make_batch):
+    loader = build_loader(TakesItsTime(), batch_size=4, collate_fn=make_batch)
+
+    batch = next(iter(loader))
+
+    as_torch = torch.utils.data.DataLoader(
+        TakesItsTime(), batch_size=4, collate_fn=make_batch
+    )
+    assert type(batch) is type(next(iter(as_torch)))
+    assert loader.plan.num_workers.value == 0
+    assert "a batch cannot leave a worker" in loader.plan.num_workers.reason
+
+
+@forks
+def test_batches_that_can_leave_a_worker_are_made_by_workers():
+    loader = build_loader(TakesItsTime(), batch_size=4)
+
+    assert "cannot leave" not in loader.plan.num_workers.reason
