@@ -30,6 +30,7 @@ from loaderkit.datasets.ragged_fields import (
 )
 from loaderkit.datasets.rows import is_single_index, normalize_indices
 from loaderkit.datasets.sample_reading import SampleReading, is_ours
+from loaderkit.datasets.structure import is_graph
 from loaderkit.errors import DatasetError, NoSuchRowError, OptionError
 from loaderkit.joining import check_no_keys, join
 
@@ -272,6 +273,10 @@ class BatchJoining(SampleReading[T]):
 
     def _make_recipe(self, opened: OpenedCache, variant: int) -> Any:
         node = opened.structure.variants[variant]
+        if is_graph(node):
+            # PyG joins it, as it does where the same dataset has no cache.  A
+            # SafeGraphDataset gathers it.
+            return None
         return DictRecipe(opened.store, node, self.classes, self.ragged)
 
     def _join_samples(

@@ -254,7 +254,7 @@ class CachedSamples(Generic[T]):
     def _pack_samples(self) -> PackOutcome:
         source = KeyedSource(self)
         refuse_empty(source, self)
-        source.refuse_doubled_keys()
+        source.refuse_keys()
         return pack_source(source, self._cache_location, self.packing)
 
     def _load_checked(self, key: Any) -> Any:

@@ -37,8 +37,9 @@ from loaderkit.datasets.structure import (
     written_keys_of,
 )
 from loaderkit.errors import DatasetError
-from loaderkit.fixes import Fix, Pack
+from loaderkit.fixes import Fix
 from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.stand_ins import FORMATTED, stand_in_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -340,8 +341,7 @@ class Encoder:
             why = (
                 "it is neither tensor, array, number, string, None nor a nest of these"
             )
-            fix = "store its .value" if isinstance(value, enum.Enum) else ""
-            raise _cannot_store_error(path, value, why, fix)
+            raise _cannot_store_error(path, value, why)
         try:
             keys, child_values, cls = row.flatten(value)
         except UnstorableValueError as error:
@@ -427,7 +427,7 @@ def _refused_array(path: str, value: NDArray[Any] | np.generic) -> DatasetError:
         if type(value) is not plain:
             return _refused_subclass(path, value, plain, f"np.{plain.__name__}")
     is_text = value.dtype.kind in "US"
-    as_list = Fix.of("store x.tolist()", _FORMATTED) if is_text else ""
+    as_list = Fix.of("store x.tolist()", FORMATTED) if is_text else ""
     return _cannot_store_error(path, value, f"its dtype is {value.dtype}", as_list)
 
 
@@ -461,48 +461,6 @@ def _cannot_store_error(
     return DatasetError(message, why=why, fix=fix or _advice_on(value))
 
 
-_FORMATTED = Fix.of(
-    "; or ", Pack('dataset.with_format("torch")'), ", of Hugging Face's datasets"
-)
-"""Pictures and texts come as objects of PIL and numpy from there, unless they are asked
-for as tensors."""
-
-_ADVICE: tuple[tuple[str, str, str | Fix], ...] = (
-    # Module, beginning of a class's name, what holds the same and can be stored.
-    ("PIL", "", Fix.of("np.asarray(image)", _FORMATTED)),
-    ("pandas", "Timestamp", "x.timestamp()"),
-    ("pandas", "Timedelta", "x.total_seconds()"),
-    ("pandas", "NaT", "None"),
-    ("pandas", "NA", "None"),
-    (
-        "pandas",
-        "",
-        "table.to_numpy(), or {name: table[name].to_numpy() for name in table}",
-    ),
-    ("datetime", "timedelta", "x.total_seconds()"),
-    ("datetime", "datetime", "x.timestamp()"),
-    ("datetime", "", "x.isoformat()"),
-    ("pathlib", "", "str(x)"),
-    ("uuid", "", "str(x)"),
-    ("decimal", "", "float(x), or str(x)"),
-    ("fractions", "", "float(x), or str(x)"),
-    ("scipy", "", "x.toarray(), or its parts x.data, x.indices and x.indptr"),
-    ("builtins", "set", "sorted(x)"),
-    ("builtins", "frozenset", "sorted(x)"),
-    ("builtins", "range", "torch.tensor(x), or list(x)"),
-    ("builtins", "slice", "(x.start, x.stop)"),
-    ("collections", "deque", "list(x)"),
-    ("array", "array", "np.asarray(x)"),
-    ("builtins", "memoryview", "np.asarray(x)"),
-    ("builtins", "bytearray", "bytes(x)"),
-    ("pyarrow", "Table", Fix.of("x.to_pylist()", _FORMATTED)),
-    ("pyarrow", "", "x.to_pylist(), or x.as_py() of a single value"),
-    ("builtins", "generator", "list(x)"),
-    ("torch_geometric.typing", "SparseTensor", "x.coo()"),
-)
-"""By whose class it is: none of these libraries is imported for it."""
-
-
 _FUNCTIONS = (
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -514,29 +472,14 @@ _FUNCTIONS = (
 
 def _advice_on(value: object) -> str | Fix:
     """Say what to store in the place of something that a cache cannot hold."""
-    if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.kind in "mM":
-            kind_of_time = "datetime64" if value.dtype.kind == "M" else "timedelta64"
-            return f'x.astype("{kind_of_time}[us]").astype("int64")'
-        if value.dtype.kind == "O":
-            return "store list(x), or x.astype(np.float32) where it holds numbers"
-        if value.dtype.kind in "US":
-            return "store x.tolist()"
-        if value.dtype.kind in "fc":  # wider than torch has them: long doubles
-            wide = "float64" if value.dtype.kind == "f" else "complex128"
-            return f"store x.astype(np.{wide})"
-        if value.dtype.names:
-            return "{name: x[name] for name in x.dtype.names}"
     if is_pyg_data(value):
         return (
             "one graph a sample: what belongs to it as its attributes (graph.label), a "
             "series of graphs as samples with a number each (graph.run, graph.step)"
         )
-    for kind in type(value).__mro__[:-1]:
-        for module, name, advice in _ADVICE:
-            is_of_module = f"{kind.__module__}.".startswith(f"{module}.")
-            if is_of_module and kind.__name__.startswith(name):
-                return f"store {advice}"
+    code = stand_in_for(value)
+    if code:
+        return Fix.of("store ", code)
     if isinstance(value, _FUNCTIONS):
         return "leave it out, and call it in load() or transform"
     return "return it as tensors, or leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 import xxhash
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+"""How Python ends the text of an object that has none of its own."""
 _KEYS_PER_BLOCK = 1 << 16
 """Keys that are hashed at once.  Part of what a fingerprint is: never change it."""
 
@@ -52,12 +55,23 @@ def key_in_code(key: object) -> str:
         return repr(key.item())
     if isinstance(key, np.ndarray | torch.Tensor):
         return repr(key.tolist())
-    if isinstance(key, tuple | list | frozenset):
+    if isinstance(key, tuple | list | set | frozenset):
         return _nest_in_code(key)
     return repr(key)
 
 
-def _nest_in_code(key: tuple[Any, ...] | list[Any] | frozenset[Any]) -> str:
+def names_no_sample(key: object) -> bool:
+    """Tell whether a key's text has the address of an object, as ``object`` writes it.
+
+    >>> names_no_sample(object()), names_no_sample((3, print)), names_no_sample("a")
+    (True, False, False)
+    """
+    return not isinstance(key, str) and _ADDRESS.search(key_text(key)) is not None
+
+
+def _nest_in_code(
+    key: tuple[Any, ...] | list[Any] | set[Any] | frozenset[Any],
+) -> str:
     """Write a key that holds others; one of a class of the user's as that says."""
     kind = type(key)
     item_texts = list(map(key_in_code, key))
@@ -66,6 +80,8 @@ def _nest_in_code(key: tuple[Any, ...] | list[Any] | frozenset[Any]) -> str:
     if kind is tuple:
         # A tuple of one item has a comma behind it.
         return f"({', '.join(item_texts)}{',' if len(item_texts) == 1 else ''})"
+    if kind is set and item_texts:
+        return f"{{{', '.join(sorted(item_texts))}}}"
     if kind is frozenset and item_texts:
         # Its own order differs from process to process.
         return f"frozenset({{{', '.join(sorted(item_texts))}}})"

@@ -44,7 +44,7 @@ from loaderkit.datasets.fingerprint import (
     read_code,
 )
 from loaderkit.datasets.key_index import first_doubled
-from loaderkit.datasets.key_texts import key_in_code, key_text
+from loaderkit.datasets.key_texts import key_in_code, key_text, names_no_sample
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
@@ -133,7 +133,7 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
         raise _cannot_pack_error(source, *_advice_on_mapping(source))
     elif _makes_by_load(source):
         packable = KeyedSource(cast("KeyedSamples", source))
-        packable.refuse_doubled_keys()
+        packable.refuse_keys()
     elif isinstance(source, IterableDataset) or not hasattr(source, "__getitem__"):
         return _as_iterable(source)
     elif not hasattr(source, "__len__"):
@@ -413,12 +413,14 @@ class KeyedSource:
         """Name the sample as ``keys()`` does."""
         return key_text(self._keys[row])
 
-    def refuse_doubled_keys(self) -> None:
-        """Refuse to pack two samples of one key: ``row_of`` finds one of them.
+    def refuse_keys(self) -> None:
+        """Refuse to pack samples of keys that do not name each of them.
 
         Raises:
-            DatasetError: There are some; it names the first.
+            DatasetError: Two have one key, and ``row_of`` finds one of them; or a key
+                has another text in each process.  It names the first.
         """
+        self._refuse_keys_without_text()
         doubled = first_doubled(self._keys)
         if doubled is None:
             return
@@ -444,6 +446,19 @@ class KeyedSource:
             why = f"{shown} == {other_shown}: a dict has both as one key"
         fix = 'return [f"{type(key).__name__} {key}" for key in keys], or other names'
         raise DatasetError(message, why=why, fix=fix)
+
+    def _refuse_keys_without_text(self) -> None:
+        # Texts and numbers, which nearly all keys are, are kept in arrays.
+        if not isinstance(self._keys, list):
+            return
+        for row, key in enumerate(self._keys):
+            if names_no_sample(key):
+                message = f"{type(self._dataset).__name__}.keys() gives "
+                message += f"{key_in_code(key)} in row {row:,}."
+                why = "its text has an address, another one in each process, so that "
+                why += "the cache would be stale in the next"
+                fix = "return names, paths or numbers, and find the object by them in "
+                raise DatasetError(message, why=why, fix=f"{fix}load(key)")
 
     def read(self, row: int) -> Any:
         """Call ``load``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -210,6 +211,7 @@ class LoaderEpoch(Iterator[Any]):
         except StopIteration:
             self.progress.end()
             self.close()
+            self._warn_of_iterator_read_before()
             raise
         except RuntimeError as error:
             death = self._deaths.explain_torchs_error(error)
@@ -225,6 +227,17 @@ class LoaderEpoch(Iterator[Any]):
             self._end_after_death()
             raise death from error
         return delivery
+
+    def _warn_of_iterator_read_before(self) -> None:
+        """Warn of a stream that had samples in its first epoch alone."""
+        is_stream = self._batches is None
+        taken = self._last_taken.position.batches
+        if not is_stream or taken or not self._start.epoch:
+            return
+        text = f"epoch {self._start.epoch} has no batches: probably the dataset's "
+        text += "__iter__ returns an iterator that was read before; make a new one in "
+        text += "__iter__, such as iter(self.samples)"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _end_after_death(self) -> None:
         self.close()

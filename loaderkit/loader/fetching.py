@@ -214,7 +214,7 @@ def why_not_joined(
         # None among texts is joined to a list, and may not be what was refused.
         if "NoneType" in str(error):
             reason = explain_none(samples, name_sample, dataset)
-        return reason or explain_difference(samples) or unknown
+        return reason or explain_difference(samples, dataset) or unknown
     except Exception:  # noqa: BLE001 -- samples may be of any class
         return unknown
 

@@ -331,3 +331,32 @@ def test_numbers_that_are_samples_are_looked_for_among_them(tmp_path: Path) -> N
         with pytest.raises(OptionError, match="value by value") as caught:
             sought in tensors  # noqa: B015
         assert "torch.equal" in caught.value.fix
+
+
+class _Unnamed:
+    pass
+
+
+@pytest.mark.parametrize(
+    "key",
+    [_Unnamed(), (3, _Unnamed()), [_Unnamed()], lambda: 3, {"a": object()}, _Drinks],
+    ids=["alone", "in a tuple", "in a list", "function", "in a dict", "class"],
+)
+def test_a_key_is_refused_if_another_process_would_write_it_otherwise(
+    tmp_path: Path, key: Any
+) -> None:
+    has_address = "0x" in str(key)
+    packed = _NamedBy(["first", key], tmp_path / "data.lk")
+
+    if not has_address:
+        assert packed.key(1) == str(key)
+        return
+    with pytest.raises(DatasetError, match="in row 1") as caught:
+        packed[0]
+    assert "another one in each process" in caught.value.why
+
+
+def test_sets_within_keys_are_written_alike_in_every_process() -> None:
+    words = ["b", "a", "dd", "c"]
+    assert key_text((1, set(words))) == "(1, {'a', 'b', 'c', 'dd'})"
+    assert eval(key_text((1, set(words)))) == (1, set(words))

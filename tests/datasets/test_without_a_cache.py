@@ -91,3 +91,29 @@ def test_raw_data_beside_a_cache_is_not_asked_about(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Words("folder", cache=tmp_path / "a.lk")
+
+
+class RingsOfAnyKind(SafeDataset):
+    """Graphs in a dataset that is not told of them."""
+
+    def keys(self):
+        return range(4)
+
+    def load(self, key):
+        edges = torch.tensor([[0, key], [key, 0]])
+        return Data(x=torch.ones(key + 1, 1), edge_index=edges)
+
+
+def test_graphs_of_any_dataset_are_joined_as_by_pyg_with_a_cache_and_without(tmp_path):
+    from torch_geometric.loader import DataLoader
+
+    graphs = list(RingsOfAnyKind())
+    [expected] = DataLoader(graphs, batch_size=4)
+
+    for dataset in (RingsOfAnyKind(), RingsOfAnyKind(cache=tmp_path / "a.lk")):
+        [batch] = loaderkit.build_loader(dataset, batch_size=4, num_workers=0)
+        for joined in (batch, dataset.batch(range(4))):
+            assert type(joined) is type(expected)
+            assert joined.to_dict().keys() == expected.to_dict().keys()
+            for name, value in expected.to_dict().items():
+                assert torch.equal(joined[name], value)

@@ -254,3 +254,36 @@ def test_a_loader_that_gave_a_sample_twice_would_be_seen():
         check_all_once([*range(SAMPLES), 3])
     with pytest.raises(AssertionError):
         check_all_once(range(1, SAMPLES))
+
+
+class ReadOnce(IterableDataset):
+    def __init__(self, samples):
+        self.samples = iter(samples)
+
+    def __iter__(self):
+        return self.samples
+
+
+class ReadAgain(ReadOnce):
+    def __iter__(self):
+        return iter(range(SAMPLES))
+
+
+def test_a_stream_that_is_empty_from_its_second_epoch_on_is_told(recwarn):
+    loader = build_loader(ReadOnce(range(SAMPLES)), batch_size=5)
+    assert len(list(loader)) == 5
+    assert not recwarn.list
+
+    with pytest.warns(RuntimeWarning, match="epoch 1 has no batches") as told:
+        assert list(loader) == []
+    assert told[0].filename == __file__
+
+
+def test_a_stream_that_begins_anew_is_not(recwarn):
+    loader = build_loader(ReadAgain(()), batch_size=5)
+    assert [len(list(loader)) for _ in range(3)] == [5, 5, 5]
+
+    resumed = build_loader(ReadAgain(()), batch_size=5)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 5
+    assert not recwarn.list
