@@ -424,8 +424,8 @@ def why_unsendable(batch: object) -> str:
 
     >>> why_unsendable([torch.ones(2), {"name": "a"}])
     ''
-    >>> why_unsendable(lambda: 1).startswith("AttributeError: Can't")
-    True
+    >>> why_unsendable(number for number in range(3))
+    "TypeError: cannot pickle 'generator' object"
     """
     pickler = _TensorlessPickler(cast("io.BytesIO", _Nowhere()), [])
     # Classes of the user's say how they are pickled, by code that may raise anything.
