@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -44,7 +45,9 @@ class DevicePrefetcher:
     """Gives a loader's batches on the device, the next one copied while one computes.
 
     On devices with streams (CUDA, ROCm, XPU) the copy runs beside the computing, from
-    page-locked memory; elsewhere each batch is moved when it is asked for.
+    page-locked memory; elsewhere each batch is moved when it is asked for.  A loop that
+    never waits for the device, not even for a loss, is kept at most two steps ahead of
+    it: four batches are on the device, however long the loop.
 
     An object of another library is moved by its own ``to``.  Where it also has
     ``record_stream(stream)``, as tensors have, its memory is known to be in use; else
@@ -114,6 +117,9 @@ def page_locked(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.pin_memory()
 
 
+_MOST_STEPS_QUEUED = 2
+"""Steps that a loop may be ahead of the device: one that is computed while the next
+batch is made, and one more for a batch that takes longer."""
 _NO_BATCH = object()
 """Stands for the end; a batch may be None."""
 
@@ -177,8 +183,10 @@ class MovedBatches(Iterator[Any]):
 class CopiedBatches(Iterator[Any]):
     """The batches of a loader, copied on a stream of its own, one ahead.
 
-    The current stream waits for each.  An error of the loader, or of a copy, is raised
-    where its batch would have come, and the batch before it is given first.
+    The current stream waits for each.  The loop waits for the device only where it is
+    two steps ahead: each batch of a step that is queued keeps its memory.  An error of
+    the loader, or of a copy, is raised where its batch would have come, and the batch
+    before it is given first.
 
     Args:
         host_batches: On the host.
@@ -199,6 +207,8 @@ class CopiedBatches(Iterator[Any]):
         self._page_lock = page_lock
         self._copy_stream = device_module.Stream(device)
         self._copies_must_wait = False
+        self._ends_of_steps: deque[Any] = deque()
+        """Events of the device, of steps that may not be done."""
         self._next: TakenBatch | Exception | None = None
         self._has_begun = False
 
@@ -214,7 +224,10 @@ class CopiedBatches(Iterator[Any]):
             self._next, self._has_begun = None, False
             raise copied
 
-        self._wait_for_copy(copied.batch)
+        # Asked for each time: the training may have changed streams meanwhile.
+        compute_stream = self._device_module.current_stream(self._device)
+        self._keep_close(compute_stream)
+        self._wait_for_copy(copied.batch, compute_stream)
         # The next copy starts before this batch is given, so that it runs beside the
         # step.
         self._next = self._copy_next()
@@ -232,14 +245,23 @@ class CopiedBatches(Iterator[Any]):
             return error
         return TakenBatch(batch, taken.standing)
 
-    def _wait_for_copy(self, batch: object) -> None:
+    def _keep_close(self, compute_stream: Any) -> None:
+        """Wait until the device is at most two steps behind.
+
+        Args:
+            compute_stream: What the loop has queued its steps on.
+        """
+        self._ends_of_steps.append(compute_stream.record_event())
+        while len(self._ends_of_steps) > _MOST_STEPS_QUEUED:
+            self._ends_of_steps.popleft().synchronize()
+
+    def _wait_for_copy(self, batch: object, compute_stream: Any) -> None:
         """Have the step that reads a batch wait for its copy, and the next copy for it.
 
         Args:
             batch: On the device.
+            compute_stream: What the step will be queued on.
         """
-        # Asked for each time: the training may have changed streams meanwhile.
-        compute_stream = self._device_module.current_stream(self._device)
         compute_stream.wait_stream(self._copy_stream)
         # Not all() of a generator, which would stop at the first that is not recorded.
         recorded = [

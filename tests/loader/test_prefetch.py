@@ -213,6 +213,20 @@ class FakeStream:
     def wait_stream(self, other):
         self.log.append(f"{self.name} waits for {other.name}")
 
+    def record_event(self):
+        return FakeEvent(self.log)
+
+
+class FakeEvent:
+    """The end of what is queued; the log has which of them the loop waited for."""
+
+    def __init__(self, log):
+        self.log, self.number = log, log.count("an end is marked")
+        log.append("an end is marked")
+
+    def synchronize(self):
+        self.log.append(f"waited for end {self.number}")
+
 
 class FakeModule:
     """torch.cuda as far as a copy beside the computing needs it."""
@@ -250,11 +264,24 @@ def test_the_next_batch_is_copied_before_the_last_is_done(monkeypatch):
     assert len(first) == 1
     assert log == [
         "on copying",
+        "an end is marked",
         "computing waits for copying",
         "used by computing",
         "on copying",
     ]
     assert [len(copied) for copied in copies] == [2]
+
+
+def test_a_loop_is_at_most_two_steps_ahead_of_the_device():
+    module = FakeModule()
+    copies = CopiedBatches(
+        iter([[]] * 9), torch.device("cpu"), module, lambda tensor: tensor
+    )
+
+    for number, _ in enumerate(copies):
+        # End 0 is before the first step, so end n is that of step n - 1.
+        waits = [line for line in module.log if line.startswith("waited")]
+        assert waits == [f"waited for end {end}" for end in range(number - 1)]
 
 
 def storage_sizes(tensor):

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.cuda_autocast import (
+    autocast_types,
+    cast_to_autocast,
+    run_in_types,
+)
 from loaderkit.budget.step.cuda_kernels import attention_workspace
 
 if TYPE_CHECKING:
@@ -67,6 +73,9 @@ class CudaFunctions(TorchFunctionMode):
     ) -> Any:
         """Run a function as CUDA does, or as it is."""
         kwargs = kwargs or {}
+        changed_types = autocast_types(func, kwargs)
+        if changed_types is not None:
+            return run_in_types(func, changed_types, args, kwargs)
         if func in _DROPOUTS:
             return _drop_out(func, *args, **kwargs)
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- no other way
@@ -257,6 +266,9 @@ def _make_workspace(
     return workspace
 
 
+_ALIGNED_BYTES = 16
+"""The numbers of a head take a multiple of it where the kernel for masks and float32
+reads them."""
 _ROWS_OF_SUMS = 32
 """Queries are padded to a multiple of it where the sums of the softmax are kept."""
 _ALIGNED_NUMBERS = 16
@@ -275,11 +287,17 @@ def _run_attention(
     **named: Any,
 ) -> Any:
     """Attend by a fused kernel, with a mask or dropout too, as CUDA does."""
+    query, key, value = map(cast_to_autocast, (query, key, value))
+    named = {"dropout_p": dropout_p, "is_causal": is_causal, **named}
     is_usual = query.dim() == 4 and query.is_floating_point() and query.numel()
-    if not is_usual or not torch.is_grad_enabled() or named.get("enable_gqa"):
-        return func(query, key, value, attn_mask, dropout_p, is_causal, **named)
-    if query.dtype is torch.float64 or not query.requires_grad:
-        return func(query, key, value, attn_mask, dropout_p, is_causal, **named)
+    if not is_usual or not torch.is_grad_enabled():
+        return func(query, key, value, attn_mask, **named)
+    if not query.requires_grad:
+        return func(query, key, value, attn_mask, **named)
+    if not _has_fused_kernel(query, key, attn_mask):
+        return _attend_plainly(query, key, value, attn_mask, **named)
+    if query.shape[1] != key.shape[1]:
+        return func(query, key, value, attn_mask, **named)
     bias = None
     if attn_mask is not None:
         bias = _align_rows(attn_mask, query).expand(*query.shape[:3], key.shape[2])
@@ -291,6 +309,34 @@ def _run_attention(
         weight_bytes = bias.numel() * bias.itemsize
         tracker.note_uncertain(output, Bounds(0, 0, 3 * weight_bytes))
     return output
+
+
+def _has_fused_kernel(
+    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None
+) -> bool:
+    """Tell whether CUDA attends without making the weights, as torch chooses.
+
+    Flash attention takes narrow floats without a mask, and heads that share keys; the
+    memory-efficient kernel takes float32 and masks, and no heads that share keys.
+    """
+    is_narrow = query.dtype in {torch.bfloat16, torch.float16}
+    if is_narrow and mask is None:
+        return True
+    shares_keys = query.shape[1] != key.shape[1]
+    is_aligned = query.shape[-1] * query.itemsize % _ALIGNED_BYTES == 0
+    return query.dtype is not torch.float64 and is_aligned and not shares_keys
+
+
+def _attend_plainly(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **named: Any,
+) -> Any:
+    """Make all the weights, and keep them for the backward pass."""
+    with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", enabled=False):
+        return functional.scaled_dot_product_attention(query, key, value, mask, **named)
 
 
 def _align_rows(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -382,14 +428,20 @@ class _Cell(torch.autograd.Function):
         if func is torch.lstm_cell:
             outputs.append(of_values.new_empty((*rows, width)))
         workspace = of_values.new_empty((*rows, kept_gates * width))
+        ctx.func = func
         ctx.save_for_backward(of_values, of_state, state, *biases, workspace)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[Any, ...]:
         """Make the gradients of both products, of the state and of the biases."""
-        of_values, of_state, state, *biases, _make_workspace = ctx.saved_tensors
-        products = (of_values, of_state)
-        gradients = [product.new_empty(product.shape) for product in products]
-        of_biases = [bias.new_empty(bias.shape) for bias in biases]
-        return (None, *gradients, state.new_empty(state.shape), *of_biases)
+        of_values, of_state, state, *biases, _workspace = ctx.saved_tensors
+        gradients = [of_values.new_empty(of_values.shape)]
+        if ctx.func is torch.gru_cell:
+            # Its gates read the two products apart; those of an LSTM read their sum.
+            gradients.append(of_state.new_empty(of_state.shape))
+        of_previous = state.new_empty(state.shape)
+        width = of_values.shape[-1]
+        sums = [gradient.reshape(-1, width).sum(0) for gradient in gradients]
+        of_biases = [sums[number % len(sums)] for number in range(len(biases))]
+        return (None, gradients[0], gradients[-1], of_previous, *of_biases)
