@@ -106,11 +106,11 @@ class Attending(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner = nn.Linear(8, 24)
+        self.inner = nn.Linear(8, 96)
         self.bias = nn.Parameter(torch.zeros(1, 4, 14, 14))
 
     def forward(self, x):
-        parts = self.inner(x).view(-1, 14, 3, 4, 2).permute(2, 0, 3, 1, 4)
+        parts = self.inner(x).view(-1, 14, 3, 4, 8).permute(2, 0, 3, 1, 4)
         query, key, value = parts
         return F.scaled_dot_product_attention(query, key, value, attn_mask=self.bias)
 
