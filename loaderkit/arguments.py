@@ -701,6 +701,9 @@ def check_function_of_samples(function: object, *, with_indices: bool) -> None:
         "lambda sample: f(*sample) for samples that are tuples; with_indices=True, if "
     )
     fix += "the second argument is the sample's row"
+    takes_nothing = refusal_of_call(cast("Callable[..., Any]", function)) is None
+    if takes_nothing:
+        fix = "lambda sample: ..."
     if with_indices:
         why = "with_indices=True, so it is called with the sample and its row"
         fix = "lambda sample, row: ..., or drop with_indices"

@@ -1046,8 +1046,14 @@ DOOR: Mapping[str, Hint] = {
         Hint("loaderkit.open_cache(path)"),
     ),
     **_hints(
-        "save save_to_disk write optimize create_cache convert",
+        "save save_to_disk write optimize create_cache convert pack_dataset pack_data "
+        "pack_samples build_cache make_cache",
         Hint("loaderkit.pack(samples, path)"),
+    ),
+    **_hints("version VERSION get_version", Hint("loaderkit.__version__")),
+    **_hints(
+        "StreamingDataset StreamingDataLoader stream",
+        Hint('loaderkit.open_cache("s3://bucket/name")'),
     ),
     **_hints("upload push_to_hub", Hint("loaderkit.push(path, url)")),
     **_hints("download snapshot_download", Hint("loaderkit.pull(url, path)")),

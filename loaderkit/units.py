@@ -157,6 +157,11 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5 GiB"), parse_bytes("64MiB"), parse_bytes("2 MB")
     (1610612736, 67108864, 2000000)
     """
+    given: object = text
+    if not isinstance(given, str):
+        message = f"a size that is read is a text, such as '256 MiB', got {given!r}"
+        why = f"it is of type {type(given).__name__}"
+        raise OptionError(message, why=why, fix="size_in_bytes(name, size) for both")
     match = re.fullmatch(
         r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([KMGTPE]?)(i?)B?\s*", text, re.IGNORECASE
     )

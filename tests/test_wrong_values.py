@@ -33,13 +33,16 @@ from loaderkit import (
     plan_batch,
     pull,
     push,
+    read_memory,
 )
 from loaderkit.arguments import check_number, kind_of, with_article
 from loaderkit.cli.main import COMMANDS, build_parser, main
 from loaderkit.datasets.pack import PackOptions
+from loaderkit.datasets.rows import normalize_indices
 from loaderkit.errors import (
     CacheError,
     DatasetError,
+    LoaderError,
     LoaderkitError,
     NotChangeableError,
     OptionError,
@@ -976,3 +979,90 @@ def test_a_function_that_needs_arguments_is_told_on_the_command_line(tmp_path, c
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "cannot be called" in error
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["cpu", "cuda:0"], (torch.device("cpu"),), b"cpu", -1],
+    ids=["names", "devices", "bytes", "none of them"],
+)
+def test_what_names_a_device_in_another_way_is_answered_with_the_device(given):
+    with pytest.raises(OptionError) as caught:
+        build_loader([1, 2], given)
+
+    assert len(eval(f"build_loader([1, 2], {caught.value.fix})", globals())) == 2
+
+
+class GivesNothing(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        iter([1])
+
+
+class GivesAList(GivesNothing):
+    def __iter__(self):
+        return [1]
+
+
+@pytest.mark.parametrize("kind", [GivesNothing, GivesAList])
+def test_a_stream_that_returns_no_iterator_is_told_to_return_one(kind):
+    with pytest.raises(LoaderError, match="returned non-iterator") as caught:
+        list(build_loader(kind(), batch_size=1))
+
+    assert "return iter(samples)" in caught.value.fix
+
+
+def test_an_empty_batch_is_told_alike_of_a_list_and_of_a_cache(tmp_path):
+    rows = [{"x": torch.ones(2)}] * 3
+    packed = pack(rows, tmp_path / "a.lk", workers=0)
+
+    told = []
+    for dataset in (rows, packed, torch.utils.data.Subset(packed, [0, 1])):
+        with pytest.raises(LoaderError, match="without samples") as caught:
+            list(build_loader(dataset, batch_sampler=[[0], []]))
+        told.append(str(caught.value))
+
+    assert len(set(told)) == 1
+    assert "leave empty batches out of the batch_sampler" in told[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_of_floats_are_told_with_their_own_dtype(dtype):
+    packed_rows = torch.tensor([1.0, 2.0], dtype=dtype)
+    named = str(dtype).removeprefix("torch.")
+
+    with pytest.raises(OptionError, match=f"Tensor of {named}"):
+        normalize_indices(packed_rows, 3)
+
+
+def test_a_function_that_takes_nothing_is_told_to_take_the_sample(tmp_path):
+    numbers = pack([1, 2, 3], tmp_path / "a.lk", workers=0)
+
+    with pytest.raises(OptionError) as caught:
+        numbers.filter(lambda: True)
+
+    kept = numbers.filter(eval(caught.value.fix.replace("...", "sample > 1")))
+    assert len(kept) == 2
+
+
+def test_a_sampler_that_is_a_class_is_told_to_be_called():
+    with pytest.raises(OptionError) as caught:
+        build_loader([1, 2], sampler=torch.utils.data.RandomSampler)
+
+    assert caught.value.fix == "sampler=RandomSampler(...)"
+
+
+def test_a_number_that_is_read_as_a_size_is_told_what_takes_both():
+    with pytest.raises(OptionError, match="is a text, such as '256 MiB', got 3"):
+        parse_bytes(3)
+
+
+def test_every_counter_of_a_reading_is_found_by_its_name():
+    reading = read_memory()
+    fields = {"tensors"}  # a counter, and the tensors themselves
+
+    for name, value in reading.values.items():
+        if name in fields:
+            continue
+        with pytest.raises(AttributeError) as caught:
+            getattr(reading, name)
+        assert eval(caught.value.fix, {"sample": reading}) == value

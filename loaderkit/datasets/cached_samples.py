@@ -28,6 +28,8 @@ from loaderkit.errors import DatasetError, MissingMethodError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from loaderkit.array_types import Ints
     from loaderkit.cache.remote import CacheLocation
     from loaderkit.cache.shards import Checksums
@@ -83,7 +85,7 @@ class CachedSamples(Generic[T]):
     """Raise it when samples change in a way that ``load`` does not show."""
     _loaderkit: DatasetState
 
-    def keys(self) -> Sequence[Any]:
+    def keys(self) -> Sequence[Any] | NDArray[Any]:
         """List the samples: names, paths, numbers, in a stable order.
 
         Raises:

@@ -122,7 +122,8 @@ def _rows_of_mask(mask: NDArray[Any], count: int) -> Ints:
 def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
     """Make the error for values that are neither integers nor booleans."""
     kind = values.dtype.kind
-    shown = f"{type(index).__name__} of {values.dtype}"
+    dtype = getattr(index, "dtype", values.dtype)
+    shown = f"{type(index).__name__} of {str(dtype).removeprefix('torch.')}"
     why, fix = "others name no rows", "dataset[[0, -1]]"
     if kind == "U":
         # As pandas and Hugging Face's select_columns would have it, or keys.

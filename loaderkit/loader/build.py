@@ -121,7 +121,13 @@ def _check_device_argument(device: object, dataset: object) -> None:
         why = "the options of build_loader are given by name"
         fix = f"build_loader(dataset, batch_size={int(device)})"
     elif isinstance(device, int):
-        fix = f"device='cuda:{int(device)}'"
+        # Lightning and Hugging Face's pipelines take -1 for the processor or for all.
+        fix = "device='cpu'" if device < 0 else f"device='cuda:{int(device)}'"
+    elif first_device := _first_device(device):
+        why = "each process trains on one device, and has a loader of its own"
+        fix = f"device={first_device!r}"
+    elif isinstance(device, bytes):
+        fix = f"device={device.decode(errors='replace')!r}"
     elif device is not dataset and _are_columns(dataset, device):
         why = "it has as many items as the dataset: both are probably a part of each "
         why += "sample"
@@ -130,6 +136,18 @@ def _check_device_argument(device: object, dataset: object) -> None:
     elif hasattr(device, "__getitem__") and hasattr(device, "__len__"):
         why, fix = "the dataset comes first", "build_loader(dataset, 'cpu')"
     raise OptionError(message, why=why, fix=fix)
+
+
+def _first_device(value: object) -> str:
+    """Name the first of several devices, as ``DataParallel`` takes them; else empty."""
+    if not isinstance(value, list | tuple) or not value:
+        return ""
+    if not isinstance(value[0], str | torch.device):
+        return ""
+    try:
+        return str(torch.device(value[0]))
+    except RuntimeError:  # a text, and no device
+        return ""
 
 
 def _are_columns(one: object, other: object) -> bool:

@@ -100,7 +100,9 @@ def fetch(
             batch = collate(samples)
     except UnlikeKeysError as error:
         raise _named_unlike_keys(dataset, rows, error) from None
-    except LoaderkitError:
+    except LoaderkitError as error:
+        if not len(rows) and gathers:
+            raise _error_of_joining(dataset, rows, samples, collate, error) from None
         raise
     except Exception as error:
         raise _error_of_joining(dataset, rows, samples, collate, error) from error
@@ -176,9 +178,11 @@ def _error_of_joining(
         message = f"Sample {names_of(dataset, rows)} was read, but not converted: "
         collate = collate.convert
     if not len(rows):
-        message = "A batch without samples could not be joined: "
         fix = "leave empty batches out of the batch_sampler"
-        return error_about(message, error, fix)
+        if isinstance(collate, Join) or isinstance(error, LoaderkitError):
+            message = "A batch without samples could not be joined."
+            return LoaderError(message, why="no rows were chosen for it", fix=fix)
+        return error_about("A batch without samples could not be joined: ", error, fix)
     reason = why_not_joined(
         samples,
         collate,

@@ -274,7 +274,15 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
         # seed is used to read samples and seed + 1 to join them.
         seed = mix_seed(self.rule.seed + 2, epoch, 0)
         prepare_pipe(self.dataset, get_worker_info(), seed)
-        return iter(self.dataset)
+        try:
+            return iter(self.dataset)
+        except TypeError as error:
+            if not str(error).startswith("iter() returned non-iterator"):
+                raise
+            message = f"{type(self.dataset).__name__}.__iter__: {error}."
+            why = "a loop asks what it returns for one sample after the other"
+            fix = "return iter(samples), or yield each sample, in __iter__"
+            raise LoaderError(message, why=why, fix=fix) from error
 
     def _restore_dataset(self, epoch: int, state: WorkerState) -> Any:
         if state.dataset is not None:

@@ -331,9 +331,11 @@ def _check_iterable(name: str, value: object) -> None:
     message = f"{name} must give rows when it is iterated over, got "
     message += f"{show_value(value)}."
     why = f"its type is {type(value).__name__}"
-    raise OptionError(
-        message, why=why, fix=f"{name}=a torch Sampler, or a list of rows"
-    )
+    fix = f"{name}=a torch Sampler, or a list of rows"
+    if isinstance(value, type):
+        why = "it is a class, and was not called"
+        fix = f"{name}={value.__name__}(...)"
+    raise OptionError(message, why=why, fix=fix)
 
 
 def _check_size_name(name: str, value: object) -> str:

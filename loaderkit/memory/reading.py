@@ -52,7 +52,7 @@ _WHY_ABSENT: Mapping[CounterName, str] = {
 """Why one of the host's counters could not be read."""
 
 
-@answer_wrong_names()
+@answer_wrong_names("values")
 @dataclass(frozen=True)
 class MemorySample(HasCard):
     """What was held at one moment: each counter a number, or a reason for none."""
