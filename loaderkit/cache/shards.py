@@ -308,10 +308,20 @@ class Shards:
             return
         if now.bytes != known.bytes:
             raise wrong_size(Path(self._path_of(shard)), now.bytes, known.bytes)
+        if not status.st_nlink:
+            # Deleting it set its time.  The cache was packed again, and whoever has
+            # read the old one goes on with it.
+            return
         # It was written to, or only its time was set: hashing it again shows which.
         del self._identities[shard]
         self._maps.pop(shard, None)
-        self._kept_open.drop(shard)
+        if descriptor is not None:
+            # Not by its name, which another file may have by now: a link to this one,
+            # as concat makes them, outlives it.
+            described = self.manifest.shards.file(shard)
+            file = self.path / described.file
+            self._verify_if_unknown(shard, descriptor, file, described)
+            return
         with self.opened(shard):
             pass
 

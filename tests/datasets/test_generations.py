@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit import SafeDataset, open_cache, pack, verify
+from loaderkit import SafeDataset, build_loader, concat, open_cache, pack, verify
 from loaderkit.datasets.pack import PackOptions
 from loaderkit.errors import CacheError, StaleCacheError
 from loaderkit.testing import assert_same
@@ -575,3 +575,36 @@ def test_a_sample_keeps_its_value_and_its_place(tmp_path):
     samples = [sample(row, row) for row in range(COUNT)]
 
     assert_same(list(pack(samples, tmp_path / "c.lk", workers=2)), samples)
+
+
+def all_readings(dataset):
+    """Read every sample in each way there is."""
+    rows = range(len(dataset))
+    yield [int(dataset[row]) for row in rows]
+    yield dataset.batch(rows).tolist()
+    yield [int(dataset.batch([row])[0]) for row in rows]
+    for workers in (0, 1):
+        loader = build_loader(dataset, batch_size=3, num_workers=workers, probe=False)
+        yield torch.cat(list(loader)).tolist()
+
+
+@pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, "1 MiB"], ids=["many", "one"])
+@pytest.mark.parametrize("links", [0, 1], ids=["deleted", "linked elsewhere"])
+def test_a_dataset_that_was_read_goes_on_when_its_cache_is_packed_again(
+    tmp_path, shard_bytes, links
+):
+    path = tmp_path / "c.lk"
+    numbers = list(range(300))
+    dataset = pack(numbers, path, workers=0, shard_bytes=shard_bytes)
+    assert list(dataset) == numbers
+    if links:
+        concat([path], tmp_path / "links.lk")
+    half_read = iter(build_loader(dataset, batch_size=3, num_workers=0))
+    first = next(half_read)
+
+    pack([-1] * 5, path, workers=0, overwrite=True)
+
+    assert torch.cat([first, *half_read]).tolist() == numbers
+    for read in all_readings(dataset):
+        assert read == numbers
+    assert list(open_cache(path)) == [-1] * 5
