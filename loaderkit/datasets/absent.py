@@ -44,7 +44,10 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         (_MADE_BY_LOAD, "dataset.raw, the path that was given as raw="),
     ),
     **dict.fromkeys(
-        ("processed_dir", "processed_paths", "processed_file_names", "root"),
+        (
+            *("processed_dir", "processed_paths", "processed_file_names", "root"),
+            *("path", "folder", "cache_dir", "cache_path"),
+        ),
         ("all that is packed lies in one folder", "dataset.cache"),
     ),
     **dict.fromkeys(
@@ -298,6 +301,10 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     "repeat": (_ROWS, "dataset[list(range(len(dataset))) * 3]"),
     "flatten_indices": (_ROWS, _MAP),
     "split": (_ROWS, "dataset.train_test_split(0.1), or torch's random_split"),
+    "random_split": (
+        _ROWS,
+        "torch.utils.data.random_split(dataset, shares)",
+    ),
     "to_iterable_dataset": ("a cache is read by its rows", "build_loader(dataset)"),
     "to_list": (_ROWS, "list(dataset), which holds all samples in memory"),
     "to_dict": (_ROWS, "dataset.batch(range(len(dataset))), all samples in memory"),

@@ -106,6 +106,9 @@ class TensorSlot(NamedTuple):
     start: int
     """Bytes from the end of the header."""
     nbytes: int
+    axes: tuple[int, ...] = ()
+    """Its axes in the order in which they lie in memory, such as (0, 2, 3, 1) of
+    channels_last; empty: as they are."""
 
 
 class _Segment(NamedTuple):
@@ -483,9 +486,26 @@ def _lay_out_tensors(tensors: list[torch.Tensor]) -> list[TensorSlot]:
     slots: list[TensorSlot] = []
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
-        shape = tuple(tensor.shape)
-        slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes))
+        shape, axes = tuple(tensor.shape), _axes_in_memory(tensor)
+        slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes, axes))
     return slots
+
+
+def _axes_in_memory(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Say in which order the axes of a tensor lie in memory; empty: as they are.
+
+    torch's own loader keeps strides, and convolutions choose their kernels by them.
+
+    >>> _axes_in_memory(torch.ones(2, 3).T), _axes_in_memory(torch.ones(2, 3))
+    ((1, 0), ())
+    >>> _axes_in_memory(torch.ones(2, 3)[:, ::2])  # copied, without the gaps
+    ()
+    """
+    if tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    axes = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+    return tuple(axes) if tensor.permute(axes).is_contiguous() else ()
 
 
 def _lay_out_around(
@@ -511,7 +531,8 @@ def _lay_out_around(
         else:
             copied.append(number)
             start = free_start
-        slot = TensorSlot(tensor.dtype, tuple(tensor.shape), start, nbytes)
+        axes = _axes_in_memory(tensor)
+        slot = TensorSlot(tensor.dtype, tuple(tensor.shape), start, nbytes, axes)
         slots.append(slot)
         free_start = max(free_start, _end_of([slot]))
     return slots, copied
@@ -643,7 +664,9 @@ def _copy_tensors_into(
     for tensor, slot in zip(tensors, slots, strict=True):
         # numpy refuses a view of no bytes at the end of a buffer.
         if slot.nbytes:
-            target[slot.start : slot.start + slot.nbytes] = tensor_bytes(tensor).numpy()
+            in_order = tensor.permute(slot.axes) if slot.axes else tensor
+            content = tensor_bytes(in_order).numpy()
+            target[slot.start : slot.start + slot.nbytes] = content
 
 
 def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tensor]:
@@ -653,5 +676,13 @@ def _copy_tensors_from(content: Any, slots: list[TensorSlot]) -> list[torch.Tens
         if slot.nbytes:
             source = content[slot.start : slot.start + slot.nbytes]
             flat.view(torch.uint8).numpy()[:] = source
-        tensors.append(flat.view(slot.shape))
+        tensors.append(_shaped(flat, slot))
     return tensors
+
+
+def _shaped(flat: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
+    """View numbers in the order of memory as the tensor that was sent."""
+    if not slot.axes:
+        return flat.view(slot.shape)
+    in_order = flat.view([slot.shape[axis] for axis in slot.axes])
+    return in_order.permute([slot.axes.index(axis) for axis in range(len(slot.axes))])

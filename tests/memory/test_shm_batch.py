@@ -1,6 +1,7 @@
 """Batches through one segment: equal, owned, and nothing left open."""
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import pickle
@@ -100,6 +101,34 @@ def test_a_batch_arrives_as_it_was(name):
     batch = BATCHES[name]() if callable(BATCHES[name]) else BATCHES[name]
 
     assert_same(received_batch(batch), batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_axes_stay_in_the_order_in_which_they_lie_in_memory_as_torch_sends_them(data):
+    shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
+    axes = data.draw(st.permutations(range(len(shape))))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bool, torch.complex64]))
+    padding = data.draw(st.sampled_from([[], [torch.ones(20_000)]]))
+    tensor = torch.arange(math.prod(shape)).to(dtype).view(shape).permute(axes)
+
+    arrived = received_batch([tensor, *padding])[0]
+
+    # torch's own message keeps strides; those of axes of one number say nothing.
+    as_torch = pickle.loads(bytes(ForkingPickler.dumps(tensor)))
+    assert torch.equal(arrived, as_torch)
+    if tensor.numel():
+        assert arrived.squeeze().stride() == as_torch.squeeze().stride()
+
+
+def test_images_stay_channels_last():
+    images = torch.rand(2, 3, 40, 40).to(memory_format=torch.channels_last)
+
+    arrived = received_batch({"images": images})["images"]
+
+    assert arrived.is_contiguous(memory_format=torch.channels_last)
+    assert not arrived.is_contiguous()
+    assert torch.equal(arrived, images)
 
 
 def test_one_tensor_in_two_places_stays_one():
