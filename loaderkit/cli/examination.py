@@ -101,7 +101,7 @@ def examine() -> Examination:
         BudgetError: A setting keeps torch from being imported at all.
     """
     # Before the first import of torch in this process, which may never return.
-    _refuse_endless_import()
+    _refuse_impossible_import()
     import torch
 
     from loaderkit.loader.build import build_loader
@@ -122,10 +122,11 @@ def examine() -> Examination:
     return Examination(read_host(), _package_versions(), devices, environment, plan)
 
 
-def _refuse_endless_import() -> None:
-    """Say what would have kept us waiting for ever, while that can still be said."""
+def _refuse_impossible_import() -> None:
+    """Say what would have kept us waiting or ended us, while that can still be said."""
     for finding in check_environment(ask_torch=False).findings:
-        if finding.variable == "GOMP_CPU_AFFINITY" and finding.level == "crash":
+        # A "danger" is one of a torch whose reader is not known: it may well import.
+        if finding.prevents_import and finding.level == "crash":
             message = (
                 f"{finding.variable}={finding.value} keeps torch from being imported."
             )

@@ -183,6 +183,14 @@ def test_what_torch_raised_counts_before_what_was_read():
     assert allowed == []
 
 
+def test_what_a_build_for_cuda_tells_before_its_own_reader_has_read_is_no_proof():
+    wrong = "throw_on_cudamalloc_oom:yes"
+    asked = {"asked_torch": True, "effective": wrong}
+
+    assert findings_of({UNIFIED: wrong}, **asked) == [(5, "crash")]
+    assert findings_of({UNIFIED: wrong}, backend="cpu", **asked) == [(15, "useless")]
+
+
 LATE = """
 import os, sys
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "max_split_size_mb:32"

@@ -1,30 +1,42 @@
 """The law of allocator settings, where torch is built for CUDA and a GPU reads them."""
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from generated_settings import generated
 from torch_settings import clean_environ, is_accepted
 
 from loaderkit.budget.environment.allocator_conf import read_allocator_settings
 
-FIRST_USE = """
+TORCH_VERSION = tuple(int(n) for n in re.findall(r"\d+", torch.__version__)[:2])
+USE = """
+def use_first():
+    try:
+        torch.empty(1 << 20, device="cuda")
+    except torch.OutOfMemoryError:
+        return "in effect: it leaves no memory"  # such as a fraction of 0
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "in effect: "
+"""
+FIRST_USES = (
+    """
 import json, os, sys
 import torch
+"""
+    + USE
+    + """
 answers = []
 for settings in json.loads(sys.argv[1]):
     read, write = os.pipe()
     if os.fork() == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        os.environ["PYTORCH_ALLOC_CONF"] = settings
-        try:
-            torch.empty(1 << 20, device="cuda")
-            answer = "in effect: "
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(write, answer.encode()[:2000])
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
+        os.write(write, use_first().encode()[:2000])
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -32,10 +44,12 @@ for settings in json.loads(sys.argv[1]):
     os.wait()
 print(json.dumps(answers))
 """
+)
+ONE_USE = "import torch\n" + USE + "print(use_first())"
 
 
 def is_read(settings):
-    return read_allocator_settings(settings, "cuda").rejected is None
+    return read_allocator_settings(settings, "cuda", TORCH_VERSION).rejected is None
 
 
 def disagreements(settings, answers):
@@ -47,11 +61,12 @@ def disagreements(settings, answers):
 
 
 def test_what_is_said_of_a_setting_is_what_the_first_tensor_on_the_gpu_does():
-    settings = generated(64, seed=19)
+    # Torch reads the backend while it is imported: with the others, it would be native.
+    settings = [s for s in generated(80, seed=19) if "backend" not in s]
 
     def first_use(part):
         done = subprocess.run(
-            [sys.executable, "-c", FIRST_USE, json.dumps(part)],
+            [sys.executable, "-c", FIRST_USES, json.dumps(part)],
             env=clean_environ(),
             capture_output=True,
             text=True,
@@ -66,3 +81,43 @@ def test_what_is_said_of_a_setting_is_what_the_first_tensor_on_the_gpu_does():
     told = [answer for part in answers for answer in part]
 
     assert disagreements(asked, told) == []
+
+
+def test_what_is_said_of_a_backend_is_what_a_process_started_with_it_does():
+    settings = [s for s in generated(300, seed=23) if "backend" in s][:12]
+    settings += ["backend:cudaMallocAsync", "backend : cudaMallocAsync", "backend"]
+
+    def answer_of_process(setting):
+        done = subprocess.run(
+            [sys.executable, "-c", ONE_USE],
+            env=clean_environ(PYTORCH_CUDA_ALLOC_CONF=setting),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout or f"ends with {done.returncode}"
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(answer_of_process, settings))
+
+    assert disagreements(settings, answers) == []
+
+
+ASK = """
+import torch
+from loaderkit import check_environment
+findings = check_environment(ask_torch=True).findings
+print([(finding.number, finding.level) for finding in findings])
+"""
+
+
+def test_what_only_the_reader_of_cuda_rejects_is_found_before_it_has_read():
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        env=clean_environ(PYTORCH_CUDA_ALLOC_CONF="backend:x"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == "[(7, 'crash')]\n"

@@ -1,9 +1,10 @@
 """Settings that do not do what they look like: those of torch's allocators.  Pure.
 
-What torch makes of an allocator's setting is in ``allocator_conf.py``, the variables
-of other libraries in ``process_settings.py``.  Sources: torch 2.13
-(``AllocatorConfig.h``, ``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements
-in ``docs/environment.md``.
+What torch makes of an allocator's setting is in ``allocator_conf.py``, its options in
+``allocator_options.py``, the variables of other libraries in ``process_settings.py``.
+Sources: torch 2.5 to 2.13 (``AllocatorConfig.h``, ``CUDAAllocatorConfig.h``), torch
+2.13 (``MPSAllocator.mm``, ``MPSFallback.mm``) and the measurements in
+``docs/environment.md``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.budget.environment.allocator_conf import (
-    COMMON_OPTIONS,
-    CUDA_OPTIONS,
-    read_allocator_settings,
+from loaderkit.budget.environment.allocator_conf import read_allocator_settings
+from loaderkit.budget.environment.allocator_options import (
+    CUDA_BACKENDS,
+    nearest_known,
+    option_named,
+    options_read_by,
 )
 from loaderkit.budget.environment.mend_settings import mended_settings, nearest_option
 from loaderkit.notebook import HasCard
@@ -25,7 +28,11 @@ from loaderkit.notebook import HasCard
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from loaderkit.budget.environment.allocator_conf import SettingsReading
+    from loaderkit.budget.environment.allocator_conf import (
+        Option,
+        RejectedSettingError,
+        SettingsReading,
+    )
 
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
@@ -40,7 +47,7 @@ _LOW_ABOVE_HIGH = 1
 _WATERMARK_OUT_OF_RANGE = 2
 _NO_LIMIT = 3
 _OVERRIDDEN_NAME = 4
-_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "number": 7, "name": 14}
+_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "load": 6, "number": 7, "name": 14}
 """By what the reader of torch misses."""
 _SPLIT_BESIDE_SEGMENTS = 8
 _SEGMENTS_THAT_CRASH = 9
@@ -116,6 +123,8 @@ class EnvironmentFinding(HasCard):
     """What happens, and why."""
     fix: str
     """What to set instead."""
+    prevents_import: bool = False
+    """Whether `import torch` raises, ends the process or never returns."""
 
     def __str__(self) -> str:
         head = f"{self.level}: {self.variable}={self.value}"
@@ -259,8 +268,15 @@ def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
     # std::stoi reads "1abc" as 1, and throws where no digit comes first.
     if not re.match(r"\s*[+-]?\d", value):
         why = "torch reads it with std::stoi while it loads: no number, no import"
+        fix = f"export {FALLBACK}=1"
         yield EnvironmentFinding(
-            _FALLBACK_NO_NUMBER, "crash", FALLBACK, value, why, f"export {FALLBACK}=1"
+            _FALLBACK_NO_NUMBER,
+            "crash",
+            FALLBACK,
+            value,
+            why,
+            fix,
+            prevents_import=True,
         )
     elif setting.torch_imported and was_set_after_start(setting, FALLBACK):
         why = "torch reads it while it is imported; it was set inside this process, "
@@ -303,7 +319,7 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
     new = setting.environ.get(UNIFIED)
     if new is None:
         return
-    version = ".".join(map(str, setting.torch_version))
+    version = _version_text(setting.torch_version)
     cuda_name, hip_name = OLD_NAMES
     old = hip_name if setting.backend == "hip" else cuda_name
     if setting.torch_version < (2, 9):
@@ -321,7 +337,7 @@ def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(name or "")
     if name is None or not value:
         return
-    reading = read_allocator_settings(value, setting.backend)
+    reading = read_allocator_settings(value, setting.backend, setting.torch_version)
     yield from _rejected_by_torch(name, value, reading, setting)
     yield from _without_effect(name, value, reading, setting)
     yield from _conflicting_options(name, value, setting)
@@ -331,28 +347,52 @@ def _rejected_by_torch(
     name: str, value: str, reading: SettingsReading, setting: Setting
 ) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
+    rejected = reading.rejected
     # Torch may refuse what our reading of its rules would let pass.
-    number = _OTHER_REFUSAL
-    if reading.rejected is not None:
-        number = _NUMBER_OF_CAUSE[reading.rejected.cause]
-    if setting.asked_torch:
-        # And the other way round: a torch of another version may take it.
-        if setting.torch_error is None:
-            return
+    number = _OTHER_REFUSAL if rejected is None else _NUMBER_OF_CAUSE[rejected.cause]
+    fix = _mending_command(name, value, setting)
+    if setting.torch_error is not None:
         why = f"the first use of the allocator raises {setting.torch_error}"
-    elif reading.rejected is not None:
-        why = f"the first use of the allocator raises: {reading.rejected}"
-    else:
-        return
-    if reading.rejected is not None and setting.asked_torch:
-        why += f" ({reading.rejected})"
-    yield EnvironmentFinding(
-        number, "crash", name, value, why, _mending_command(name, value, setting)
-    )
+        if rejected is not None:
+            why += f" ({_why_rejected(rejected, setting)})"
+        yield EnvironmentFinding(number, "crash", name, value, why, fix)
+    elif rejected is not None and not _has_taken(value, reading, setting):
+        why = _why_rejected(rejected, setting)
+        prevents_import = rejected.cause == "load"
+        if not prevents_import:
+            why = f"the first use of the allocator raises: {why}"
+        level: Level = "crash"
+        if not reading.is_certain:
+            level = "danger"
+            known, here = _nearest_known_and_own(setting)
+            why += f" (so it is in torch {known}; of torch {here} it is not known)"
+        yield EnvironmentFinding(number, level, name, value, why, fix, prevents_import)
+
+
+def _has_taken(value: str, reading: SettingsReading, setting: Setting) -> bool:
+    """Tell whether torch was asked, and reads what our reading rejects."""
+    if not setting.asked_torch:
+        return False
+    if setting.backend not in CUDA_BACKENDS or not reading.is_certain:
+        return True
+    # Asked, a build for CUDA answers by the reader that every build has.  Its own, which
+    # looks at the values of CUDA's options, comes at the first use of the device: until
+    # then, torch 2.13 tells "backend:x" to be in effect (measured).
+    return options_of(value) != options_of(setting.effective or "")
+
+
+def _why_rejected(rejected: RejectedSettingError, setting: Setting) -> str:
+    """Say why, and of an option of another torch, of which."""
+    option = option_named(rejected.option or "")
+    if rejected.cause != "name" or option is None:
+        return str(rejected)
+    here = _version_text(setting.torch_version)
+    since = _version_text(option.since)
+    return f"torch {here} has no {option.name}, which came with torch {since}"
 
 
 def _mending_command(name: str, value: str, setting: Setting) -> str:
-    mended = mended_settings(value, setting.backend)
+    mended = mended_settings(value, setting.backend, setting.torch_version)
     return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
 
 
@@ -364,21 +404,44 @@ def _without_effect(
         if option.is_known and option.taken is not None:
             why = f"torch takes {option.name}:{option.value} for {option.taken}"
             yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, why, fix)
-        elif option.name in CUDA_OPTIONS and not option.is_known:
-            why = f"only builds for CUDA and ROCm read {option.name}"
-            yield EnvironmentFinding(_READ_IN_PART, "useless", name, value, why, fix)
         elif not option.is_known:
-            near = nearest_option(option.name)
-            why = f"torch has no option {option.name!r} and skips it"
-            why += f": probably {near} is meant" if near else _known_options(setting)
-            yield EnvironmentFinding(_NO_SUCH_OPTION, "ignored", name, value, why, fix)
+            yield _skipped_option(name, value, option, fix, setting)
     for warning in reading.warnings:
         yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, warning, fix)
 
 
-def _known_options(setting: Setting) -> str:
-    names = [*COMMON_OPTIONS, *(CUDA_OPTIONS if setting.backend == "cuda" else ())]
-    return f"; it knows {', '.join(names)}"
+def _skipped_option(
+    name: str, value: str, option: Option, fix: str, setting: Setting
+) -> EnvironmentFinding:
+    """Say why torch skips an option: of another build, another torch, or of none."""
+    other = option_named(option.name)
+    if other is not None and other.builds == "CUDA":
+        why = f"only builds for CUDA and ROCm read {option.name}"
+        return EnvironmentFinding(_READ_IN_PART, "useless", name, value, why, fix)
+    known_version, here = _nearest_known_and_own(setting)
+    why = f"torch {known_version} has no option {option.name!r} and skips it"
+    if known_version != here:
+        why += f"; of torch {here} it is not known"
+    known = options_read_by(setting.backend, setting.torch_version)
+    near = nearest_option(option.name, known)
+    if other is not None:
+        why += f": it came with torch {_version_text(other.since)}"
+    elif near is not None:
+        why += f": probably {near} is meant"
+    else:
+        why += f"; it knows {', '.join(known)}"
+    return EnvironmentFinding(_NO_SUCH_OPTION, "ignored", name, value, why, fix)
+
+
+def _nearest_known_and_own(setting: Setting) -> tuple[str, str]:
+    """Write the torch whose reader is known, nearest to ours, and ours."""
+    nearest = nearest_known(setting.torch_version)
+    return _version_text(nearest), _version_text(setting.torch_version)
+
+
+def _version_text(version: tuple[int, int]) -> str:
+    major, minor = version
+    return f"{major}.{minor}"
 
 
 def _conflicting_options(
@@ -389,7 +452,7 @@ def _conflicting_options(
     if options.get("expandable_segments", "").lower() != "true":
         return
     others = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
-    mended = mended_settings(others, setting.backend)
+    mended = mended_settings(others, setting.backend, setting.torch_version)
     plain = f"export {name}={shlex.quote(mended)}" if mended else f"unset {name}"
     if "max_split_size_mb" in options:
         why = "expandable segments are never split by size: max_split_size_mb does "

@@ -8,15 +8,22 @@ import re
 from typing import TYPE_CHECKING
 
 from loaderkit.budget.environment.allocator_conf import (
-    COMMON_OPTIONS,
-    CUDA_OPTIONS,
-    MOST_REGISTER_THREADS,
-    OptionKind,
+    least_split_mb,
     read_allocator_settings,
+)
+from loaderkit.budget.environment.allocator_options import (
+    MOST_REGISTER_THREADS,
+    NATIVE_OPTIONS,
+    NEWEST_KNOWN,
+    OptionKind,
+    TorchVersion,
+    is_async_backend,
+    option_named,
+    options_read_by,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _EXAMPLES = {
     OptionKind.FLAG: "True",
@@ -24,36 +31,41 @@ _EXAMPLES = {
     OptionKind.SEGMENT: "20",
     OptionKind.SPLIT: "128",
     OptionKind.RATIO: "0.8",
+    OptionKind.SHARE: "0.8",
     OptionKind.DIVISIONS: "4",
     OptionKind.THREADS: "8",
     OptionKind.POSITIVE: "64",
     OptionKind.BACKEND: "native",
 }
 """A value that torch takes, where nothing of what was written can be kept."""
-_LEAST = {OptionKind.SPLIT: 20, OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}
-"""The least number that torch takes, where it is not 0: 20 MiB are its segment."""
+_LEAST = {OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}
+"""The least number that is meant, where it is not 0: 20 MiB are torch's segment."""
 _LIKE = 0.7
 """Likeness of names from which one is taken for the other misspelt; chosen: options are
 long, and only torch's own stand to choose from."""
 
 
-def nearest_option(name: str) -> str | None:
+def nearest_option(name: str, known: Iterable[str]) -> str | None:
     """Give the option that a misspelt name was probably meant to be.
 
-    >>> nearest_option("max_split_size"), nearest_option("colour")
+    >>> known = options_read_by("cuda", NEWEST_KNOWN)
+    >>> nearest_option("max_split_size", known), nearest_option("colour", known)
     ('max_split_size_mb', None)
     """
-    names = [*COMMON_OPTIONS, *CUDA_OPTIONS]
-    near = difflib.get_close_matches(name.lower().strip("'\""), names, 1, _LIKE)
+    plain = name.lower().strip("'\"")
+    near = difflib.get_close_matches(plain, list(known), 1, _LIKE)
     return near[0] if near else None
 
 
-def mended_settings(settings: str, backend: str = "cuda") -> str | None:
+def mended_settings(
+    settings: str, backend: str = "cuda", torch_version: TorchVersion = NEWEST_KNOWN
+) -> str | None:
     """Write down what was probably meant, so that torch accepts all of it.
 
     Args:
         settings: Any text.
         backend: As in :func:`read_allocator_settings`.
+        torch_version: As there; no option is kept that this torch does not read.
 
     Returns:
         A setting that torch accepts whole; None where nothing of it can be read.
@@ -61,25 +73,50 @@ def mended_settings(settings: str, backend: str = "cuda") -> str | None:
     >>> mended_settings("expandable_segments=true;max_split_size:128")
     'expandable_segments:True,max_split_size_mb:128'
     """
-    known = dict(COMMON_OPTIONS)
-    if backend in {"cuda", "hip"}:
-        known |= CUDA_OPTIONS
+    known = options_read_by(backend, torch_version)
     options: dict[str, str] = {}
     for name, value in _split_leniently(settings):
-        near = name if name in known else nearest_option(name)
-        # ``nearest_option`` looks among CUDA's too, which another build does not read.
-        if near is not None and near in known:
-            options[near] = _mended_value(known[near], value)
-    candidate = ",".join(f"{name}:{value}" for name, value in options.items())
-    # What is told to be pasted was read by the same rules that refused the original.
-    if candidate and read_allocator_settings(candidate, backend).rejected is None:
-        return candidate
+        # An option of another torch or build is no misspelt one of this.
+        near = name if option_named(name) else nearest_option(name, known)
+        if near is None or near not in known:
+            continue
+        if not _is_read_whole(near, value, backend, torch_version):
+            value = _mended_value(known[near], value)
+        options[near] = value
+    least_mb = least_split_mb(backend, torch_version)
+    for name, value in options.items():
+        if known[name] is OptionKind.SPLIT and value.isdecimal():
+            options[name] = str(max(int(value), least_mb))
+    if is_async_backend(options.get("backend", "")):
+        for name in NATIVE_OPTIONS:
+            options.pop(name, None)
     # One option cannot go with another, such as a split below the size of a segment.
-    options.pop("large_segment_size_mb", None)
-    candidate = ",".join(f"{name}:{value}" for name, value in options.items())
-    if candidate and read_allocator_settings(candidate, backend).rejected is None:
-        return candidate
+    for left_out in ("", "large_segment_size_mb"):
+        options.pop(left_out, None)
+        candidate = _joined_if_read(options, backend, torch_version)
+        if candidate is not None:
+            return candidate
     return None
+
+
+def _is_read_whole(
+    name: str, value: str, backend: str, torch_version: TorchVersion
+) -> bool:
+    """Tell whether torch takes a value as it is written."""
+    reading = read_allocator_settings(f"{name}:{value}", backend, torch_version)
+    if reading.rejected is not None:
+        return False
+    return [option.taken for option in reading.options] == [None]
+
+
+def _joined_if_read(
+    options: dict[str, str], backend: str, torch_version: TorchVersion
+) -> str | None:
+    """Join them, if torch accepts what comes of it."""
+    settings = ",".join(f"{name}:{value}" for name, value in options.items())
+    # What is told to be pasted was read by the same rules that refused the original.
+    reading = read_allocator_settings(settings, backend, torch_version)
+    return settings if settings and reading.rejected is None else None
 
 
 def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
@@ -101,14 +138,10 @@ def _mended_value(kind: OptionKind, value: str) -> str:
     if kind is OptionKind.BACKEND:
         near = difflib.get_close_matches(value, ("native", "cudaMallocAsync"), 1)
         return near[0] if near else "native"
-    if kind is OptionKind.RATIO:
+    if kind in {OptionKind.RATIO, OptionKind.SHARE}:
         return _mended_ratio(value)
     # Cut off at nine digits: of twenty torch says that they are too large.
-    number = re.match(r"\d{1,9}", value)
-    if kind is OptionKind.DIVISIONS and value.startswith("["):
-        attempt = f"roundup_power2_divisions:{value}"
-        accepted = read_allocator_settings(attempt).rejected is None
-        return value if accepted else _EXAMPLES[kind]
+    number = re.match(r"\d{1,9}", value, re.ASCII)
     if number is None:
         return _EXAMPLES[kind]
     mended = max(int(number[0]), _LEAST.get(kind, 0))
@@ -122,7 +155,7 @@ def _mended_value(kind: OptionKind, value: str) -> str:
 
 
 def _mended_ratio(value: str) -> str:
-    percent = re.match(r"(\d{1,3}(?:\.\d+)?)%?", value)
+    percent = re.match(r"(\d{1,3}(?:\.\d+)?)%?", value, re.ASCII)
     if percent is None:
         return _EXAMPLES[OptionKind.RATIO]
     number = float(percent[1])

@@ -10,6 +10,7 @@ import collections
 import difflib
 import itertools
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaderkit.budget.environment.allocator_settings import (
@@ -401,7 +402,8 @@ def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
             "libgomp goes on reading what is no number for ever: `import torch` "
             "does not return (measured)"
         )
-        yield _thread_or_malloc_finding("crash", name, value, why)
+        finding = _thread_or_malloc_finding("crash", name, value, why)
+        yield replace(finding, prevents_import=True)
 
 
 def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:

@@ -166,7 +166,8 @@ def configure_allocator(
 
     Args:
         expandable_segments: CUDA: join free pieces, against fragmentation.
-        max_split_size_mb: Never split free blocks larger than this many MiB; from 20.
+        max_split_size_mb: Never split free blocks larger than this many MiB; from 20,
+            and from 21 up to torch 2.9 on CUDA.
         garbage_collection_threshold: Free unused blocks above this share, 0 to 1.
         mps_fraction: MPS: limit as a share of Metal's recommended working set, up to
             2.  Both watermarks are set, since one alone can crash.
