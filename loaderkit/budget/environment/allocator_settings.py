@@ -375,9 +375,9 @@ def _has_taken(value: str, reading: SettingsReading, setting: Setting) -> bool:
         return False
     if setting.backend not in CUDA_BACKENDS or not reading.is_certain:
         return True
-    # Asked, a build for CUDA answers by the reader that every build has.  Its own, which
-    # looks at the values of CUDA's options, comes at the first use of the device: until
-    # then, torch 2.13 tells "backend:x" to be in effect (measured).
+    # Asked, a build for CUDA answers by the reader that every build has.  Its own, for
+    # the values of CUDA's options, comes at the first use of the device: until then,
+    # torch 2.13 tells "backend:x" to be in effect (measured).
     return options_of(value) != options_of(setting.effective or "")
 
 
