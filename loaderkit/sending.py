@@ -85,6 +85,17 @@ def _why_part_unsendable(name: str, part: Any) -> str:
     return ""
 
 
+class NotReceived:
+    """Stands in a new process for what could not be unpickled there.
+
+    Args:
+        error: What the code of the user's objects raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class Sent:
     """What a new process is sent, however many tensors it holds.
 
@@ -93,7 +104,9 @@ class Sent:
     have open.  So of many small storages all but the first travel by value.
 
     Args:
-        value: What is sent; tensors that share memory still do so there.
+        value: What is sent; tensors that share memory still do so there.  Where it is
+            received it may be a ``NotReceived``: raised there, its error would end the
+            process before anybody could send it back.
     """
 
     def __init__(self, value: Any) -> None:
@@ -112,7 +125,18 @@ class SentWhole:
         return Sent(vars(self))
 
     def __setstate__(self, sent: Sent) -> None:
-        vars(self).update(sent.value)
+        if isinstance(sent.value, NotReceived):
+            self.begin_without_state(sent.value.error)
+        else:
+            vars(self).update(sent.value)
+
+    def begin_without_state(self, error: Exception) -> None:
+        """Become an object that tells an error.
+
+        Args:
+            error: For which this one could not be unpickled.
+        """
+        raise NotImplementedError
 
 
 class _SendingPickler(ForkingPickler):
@@ -141,4 +165,7 @@ def _make_storage(content: bytes) -> torch.UntypedStorage:
 
 
 def _receive(pickled: bytes) -> Sent:
-    return Sent(pickle.loads(pickled))
+    try:
+        return Sent(pickle.loads(pickled))
+    except Exception as error:  # noqa: BLE001 -- it runs code of the user's objects
+        return Sent(NotReceived(error))

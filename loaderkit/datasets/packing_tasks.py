@@ -28,6 +28,8 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
 from loaderkit.errors import DatasetError
+from loaderkit.fixes import Fix, Setting
+from loaderkit.library_files import where_raised
 from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
@@ -466,6 +468,21 @@ def run_of(file: Path) -> CommonRun:
     return CommonRun(_unpickle_common_part(file, os.getpid()))
 
 
+def not_unpickled(error: Exception) -> DatasetError:
+    """Say that a worker could not be sent the dataset.
+
+    Args:
+        error: As code of the user's objects raised it.
+    """
+    message = (
+        "The dataset could not be unpickled in a packing worker: "
+        f"{type(error).__name__}: {error}"
+    )
+    alone = Setting("workers", 0)
+    fix = Fix.of("correct its __setstate__ or __reduce__, or pack with ", alone)
+    return DatasetError(message, why=where_raised(error), fix=fix)
+
+
 @functools.lru_cache(maxsize=1)
 def _unpickle_common_part(
     file: Path,
@@ -478,7 +495,10 @@ def _unpickle_common_part(
         why = "its machine has another disk there, or the packing process has ended"
         fix = "pack to a folder of a file system that all machines share"
         raise DatasetError(message, why=why, fix=fix) from error
-    common: CommonPart | str = pickle.loads(content)
+    try:
+        common: CommonPart | str = pickle.loads(content)
+    except Exception as error:
+        raise not_unpickled(error) from error
     if isinstance(common, str):
         message = f"The dataset cannot be sent to the executor's workers: {common}"
         fix = "open files and connections when a sample is first read, or use threads"

@@ -30,11 +30,11 @@ import torch
 
 from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
-from loaderkit.datasets.packing_tasks import doing_tasks_of
+from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
-from loaderkit.sending import Sent, can_fork, why_unsendable
+from loaderkit.sending import NotReceived, Sent, can_fork, why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -454,6 +454,9 @@ def _run_worker(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answers.send(_BEGUN)
     torch.set_num_threads(1)
+    if isinstance(sent.value, NotReceived):
+        _refuse_tasks(sent.value.error, tasks, answers)
+        return
     common: CommonPart = sent.value
     job = common.job
     with (
@@ -466,6 +469,20 @@ def _run_worker(
             except BaseException as error:  # noqa: BLE001 -- the parent raises it
                 answer = _answer_with(error, job)
             answers.send(answer)
+
+
+def _refuse_tasks(
+    error: Exception, tasks: Connection[Any, Any], answers: Connection[Any, Any]
+) -> None:
+    """Answer each task with the error for which the dataset could not be unpickled."""
+    try:
+        raise not_unpickled(error) from error
+    except DatasetError as refusal:
+        failure = pickle.dumps(TaskFailure.of(refusal, "In a packing worker"))
+        if len(failure) > _MOST_MESSAGE_BYTES:
+            failure = pickle.dumps(TaskFailure("", pickle_or_nothing(refusal)))
+    while _next_task(tasks) is not None:
+        answers.send(_Answer(failure))
 
 
 def _next_task(tasks: Connection[Any, Any]) -> PackTask | None:

@@ -15,11 +15,11 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt
 from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.loader.users_errors import error_about
-from loaderkit.memory.shm_batch import ReceivedBatch
+from loaderkit.memory.shm_batch import NotUnpickledError, ReceivedBatch
 from loaderkit.sending import SentWhole
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Delivery:
         """
         delivery = open_delivery(self)
         batch = delivery.batch
-        if isinstance(batch, Failure | LocalFailure):
+        if isinstance(batch, Failure | LocalFailure | NotRebuilt):
             return delivery
         try:
             locked = page_lock_batch(batch, must_lock=self.must_pin)
@@ -88,10 +88,16 @@ class Delivery:
 
 
 def open_delivery(delivery: Delivery) -> Delivery:
-    """Put the batch of a delivery together that came in shared memory."""
-    if isinstance(delivery.batch, ReceivedBatch):
+    """Put the batch of a delivery together that came in shared memory.
+
+    An error of the user's objects goes in its place: here nobody can name the samples.
+    """
+    if not isinstance(delivery.batch, ReceivedBatch):
+        return delivery
+    try:
         return replace(delivery, batch=delivery.batch.open())
-    return delivery
+    except NotUnpickledError as error:
+        return replace(delivery, batch=NotRebuilt(error.error))
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,16 @@ class MapBatches(SentWhole, Dataset[Delivery]):
     def fail_with(self, failure: Failure) -> None:
         """Give an error in place of every batch, because the worker could not start."""
         self._failure = failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it gives an error in place of every batch."""
+        return self._failure is not None
+
+    def begin_without_state(self, error: Exception) -> None:
+        """Give an error in place of every batch; see ``SentWhole``."""
+        self.dataset, self.resumption = None, Resumption()
+        self.fail_with(failure_of_unpickling(error))
 
     def __getitems__(
         self, rows: Sequence[Any], page_locked: PageLockedBatch | None = None
@@ -238,7 +254,18 @@ def _not_sent(error: Exception) -> LoaderError:
     return not_sent
 
 
-class WorkerStart:
+def failure_of_unpickling(error: Exception) -> Failure:
+    """Tell an error for which a worker could not be sent what it reads.
+
+    Args:
+        error: As code of the user's objects raised it.
+    """
+    what = "The dataset, or what is read with it, could not be unpickled in a worker: "
+    fix = "correct its __setstate__ or __reduce__, or multiprocessing_context='fork'; "
+    return Failure.of_start(what, error, f"{fix}num_workers=0 pickles nothing")
+
+
+class WorkerStart(SentWhole):
     """The ``worker_init_fn`` of the inner loader.
 
     Args:
@@ -260,6 +287,15 @@ class WorkerStart:
         self.warn_of_seeds = warn_of_seeds
         # The parent of a worker is this process, or else the fork server.
         self.parent_pid = None if start_method == "forkserver" else os.getpid()
+        self._failure: Failure | None = None
+
+    def begin_without_state(self, error: Exception) -> None:
+        """Have the worker give an error in place of its batches; see ``SentWhole``."""
+        self.sending = self.user_init = self.parent_pid = None
+        self.warn_of_seeds = False
+        what = "worker_init_fn could not be unpickled in a worker: "
+        fix = "correct its __setstate__ or __reduce__; num_workers=0 does without it"
+        self._failure = Failure.of_start(what, error, fix)
 
     def __call__(self, worker: int) -> None:
         """Prepare a worker, in its process."""
@@ -271,6 +307,10 @@ class WorkerStart:
         stand_in = _show_users_dataset()
         if self.sending is not None:
             self.sending.start()
+        if self._failure is not None:
+            stand_in.fail_with(self._failure)
+        if stand_in.has_failed:
+            return
         try:
             if self.user_init is not None:
                 self._call_user_init(self.user_init, worker)

@@ -14,10 +14,11 @@ from loaderkit.dataset_protocol import ask_stored_rows
 from loaderkit.errors import CacheError, NoSuchAttributeError
 from loaderkit.loader.delivery import SKIPPED, Delivery, open_delivery
 from loaderkit.loader.downloads import shard_uses
-from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt
 from loaderkit.loader.iterables import EqualBatches
 from loaderkit.loader.read_ahead import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
+from loaderkit.loader.sample_names import names_of
 from loaderkit.loader.worker_deaths import WorkerDeaths
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class LoaderEpoch(Iterator[Any]):
         self._last_taken = progress.standing
         self._torch_iterator = torch_iterator
         self._ends_workers = ends_workers
-        self._batches = loader.batches
+        self._batches, self._dataset = loader.batches, loader.dataset
         self._start = progress.start
         self._loader_length = loader.__len__
         self._check_length = loader.check_length
@@ -188,6 +189,9 @@ class LoaderEpoch(Iterator[Any]):
             if isinstance(delivery.batch, Failure) and delivery.batch.is_of_start:
                 self.progress.lose_worker()
             raise delivery.batch.rebuilt()
+        if isinstance(delivery.batch, NotRebuilt):
+            users_error = delivery.batch.error
+            raise delivery.batch.about(self._name_of(delivery)) from users_error
         is_stream = self._batches is None
         standing = self._last_taken.after(delivery, numbered=not is_stream)
         taken = standing.position.batches
@@ -201,6 +205,15 @@ class LoaderEpoch(Iterator[Any]):
             self._equal_batches = None
         self._last_taken = standing
         return TakenBatch(delivery.batch, standing)
+
+    def _name_of(self, delivery: Delivery) -> str:
+        """Name a batch by its samples, where they are known, to begin a message."""
+        if isinstance(self._batches, EpochBatches):
+            rows = self._batches.epoch_from(self._start).batch(delivery.number)
+            return f"The batch of {names_of(self._dataset, rows)}"
+        if self._batches is None:
+            return f"Batch {delivery.number:,} of worker {delivery.worker}"
+        return f"Batch {delivery.number + 1:,}"
 
     def _next_delivery(self) -> Delivery:
         """Wait for the next delivery with a batch, or explain why none will come."""

@@ -93,6 +93,28 @@ class LocalFailure:
         return self.error
 
 
+class NotRebuilt:
+    """Stands for a batch that could not be unpickled where it was received.
+
+    Args:
+        error: What the code of the user's objects raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def about(self, what_it_is: str) -> LoaderError:
+        """Make the error that tells of it, to be raised from the user's.
+
+        Args:
+            what_it_is: The batch, for the middle of a sentence.
+        """
+        message = f"{what_it_is} could not be unpickled as it came from its worker: "
+        fix = "correct __setstate__ or __reduce__ of what is in it; "
+        fix += "num_workers=0 pickles nothing"
+        return error_about(message, self.error, fix)
+
+
 def _pickle_error(error: BaseException) -> bytes:
     """Pickle an error; nothing where it cannot be built again from that."""
     try:

@@ -19,6 +19,7 @@ from loaderkit.loader.delivery import (
     Delivery,
     Resumption,
     WorkerState,
+    failure_of_unpickling,
 )
 from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.failures import Failure, LocalFailure
@@ -221,6 +222,16 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
         """Give an error in place of every batch, because the worker could not start."""
         self._failure = failure
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it gives an error in place of every batch."""
+        return self._failure is not None
+
+    def begin_without_state(self, error: Exception) -> None:
+        """Give an error in place of every batch; see ``SentWhole``."""
+        self.dataset = None
+        self.fail_with(failure_of_unpickling(error))
+
     def __iter__(self) -> Iterator[Delivery]:
         """Call ``iter`` of the user's dataset, and give its batches.
 
@@ -228,13 +239,13 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
         """
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        if self._failure is not None:
+            return iter([Delivery(self._failure, FAILED, worker, None)])
         epoch, state = int(self.epoch), WorkerState()
         last_worker = SKIPPED
         if epoch == self._resumed_epoch:
             state = self.resumption.workers.get(worker, state)
             last_worker = self.resumption.last_worker
-        if self._failure is not None:
-            return iter([Delivery(self._failure, FAILED, worker, None)])
         turn_passed_on: list[Delivery] = []
         if worker <= last_worker:
             # torch asks worker 0 first.  Workers that had their turn before the state

@@ -555,6 +555,18 @@ def _end_of(slots: list[TensorSlot]) -> int:
     return last.start + aligned_lines * _ALIGNMENT
 
 
+class NotUnpickledError(Exception):
+    """Code of the user's objects failed as a batch was put together again.
+
+    Args:
+        error: What it raised.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class ReceivedBatch:
     """A batch that came from a worker, and is not put together yet.
 
@@ -591,6 +603,7 @@ class ReceivedBatch:
 
         Raises:
             LoaderError: Its segment was filled again.
+            NotUnpickledError: Code of the user's objects failed.
         """
         if self._memory is None:
             content = np.frombuffer(self._inline or b"", np.uint8)
@@ -608,7 +621,10 @@ class ReceivedBatch:
                     "num_workers=0",
                 )
             self._free()
-        return _TensorUnpickler(io.BytesIO(self._pickled), tensors).load()
+        try:
+            return _TensorUnpickler(io.BytesIO(self._pickled), tensors).load()
+        except Exception as error:
+            raise NotUnpickledError(error) from error
 
 
 _MAPPED_SEGMENTS: dict[tuple[int, int], mmap.mmap] = {}

@@ -12,6 +12,7 @@ import pickle
 import sys
 import traceback
 import uuid
+from multiprocessing import current_process
 
 import faulty
 import numpy as np
@@ -644,3 +645,106 @@ def test_a_tuple_of_columns_is_called_that():
         (2, 2),
         (2,),
     ]
+
+
+# Objects that cannot be unpickled
+
+
+class FailsAsItIsUnpickled:
+    def __init__(self, error):
+        self.error = error
+
+    def __setstate__(self, state):
+        raise state["error"]
+
+
+class Unpicklable(Dataset):
+    """Its sixth sample is an object that can be pickled, and not unpickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        return FailsAsItIsUnpickled(self.error) if row == 5 else row
+
+
+class UnpicklableStream(IterableDataset):
+    def __init__(self, error):
+        self.rows = Unpicklable(error)
+
+    def __iter__(self):
+        return map(self.rows.__getitem__, range(8))
+
+
+# StopIteration ended the loop behind the batches before, without a word.
+@pytest.mark.parametrize("kind", [ValueError, StopIteration, FileNotFoundError])
+def test_a_batch_that_cannot_be_unpickled_is_named(kind):
+    dataset = Unpicklable(kind(2, "no licence"))
+    loader = build_loader(dataset, batch_size=2, collate_fn=list, num_workers=1)
+    batches, errors = [], []
+    iterator = iter(loader)
+    for _ in range(4):
+        try:
+            batches.append(next(iterator))
+        except LoaderError as error:
+            errors.append(error)
+
+    assert batches == [[0, 1], [2, 3], [6, 7]]
+    [error] = errors
+    assert isinstance(error, kind) or kind is StopIteration
+    assert str(error).startswith("The batch of row 4, row 5 could not be unpickled")
+    assert "test_users_errors.py" in error.why
+    assert type(error.__cause__) is kind
+
+
+def test_a_batch_of_a_stream_that_cannot_be_unpickled_has_a_number():
+    stream = UnpicklableStream(ValueError("no licence"))
+    loader = build_loader(stream, batch_size=2, collate_fn=list, num_workers=1)
+
+    with pytest.raises(ValueError, match="Batch 3 of worker 0 could not be unpickled"):
+        list(loader)
+
+
+class OnlyHere:
+    """Can be unpickled in the process that trains, where it is tried."""
+
+    def __call__(self, rows):
+        return rows
+
+    def __setstate__(self, state):
+        if current_process().name == "MainProcess":
+            return
+        msg = "this machine's licence is in use"
+        raise PermissionError(msg)
+
+    def __getstate__(self):
+        return {"a": 1}
+
+
+class MadeOnlyHere(OnlyHere, Unpicklable):
+    def __getitem__(self, row):
+        return row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["dataset", "worker_init_fn"])
+def test_what_cannot_be_unpickled_in_a_spawned_worker_is_told(part):
+    """torch tells of a worker that "exited unexpectedly"."""
+    dataset = MadeOnlyHere(None) if part == "dataset" else range(8)
+    options = {} if part == "dataset" else {part: OnlyHere()}
+    loader = build_loader(
+        dataset,
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="spawn",
+        **options,
+    )
+
+    with pytest.raises(PermissionError, match="could not be unpickled") as caught:
+        next(iter(loader))
+
+    assert "licence is in use" in str(caught.value)
+    assert ("worker_init_fn" in str(caught.value)) == (part == "worker_init_fn")
