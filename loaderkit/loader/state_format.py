@@ -104,6 +104,8 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
     if not expected.counts_samples or "ahead" in state or "rank" in state:
         # Batches are counted, and those out of turn have the numbers of this division.
         _check_same("batching", state["batching"], expected.batching)
+    if _has_grown(state["order"], expected.order):
+        raise _grown_since(state, expected)
     _check_same_order(state["order"], expected.order)
     _check_same_dataset(state.get("dataset"), expected.dataset)
     _check_same("rank", state.get("rank"), expected.rank_in_state(state))
@@ -231,6 +233,56 @@ def _wrong_version(version: object) -> LoaderError:
     return LoaderError(
         message, why=why, fix=f"{fix}loader.set_epoch(state['epoch'] + 1)"
     )
+
+
+def _has_grown(theirs: object, ours: Mapping[str, Any]) -> bool:
+    """Tell whether two orders are alike, but that there are more samples now.
+
+    Args:
+        theirs: What the order followed from as a state was saved.
+        ours: What it follows from now.
+
+    >>> then = {"samples": 20, "order": "shuffled"}
+    >>> _has_grown(then, {**then, "samples": 26}), has_grown(then, then)
+    (True, False)
+    >>> _has_grown(then, {"samples": 26, "order": "in order"})
+    False
+    """
+    if not isinstance(theirs, dict) or "order" not in theirs:
+        return False
+    count_then, count_now = theirs.get("samples"), ours.get("samples")
+    if not (isinstance(count_then, int) and isinstance(count_now, int)):
+        return False
+    is_alike = all(theirs.get(name) == ours.get(name) for name in _OF_NO_SAMPLES)
+    return is_alike and count_then < count_now
+
+
+_OF_NO_SAMPLES = ("order", "batches")
+"""Parts of an order that do not follow from the samples: the rule, and how whole
+batches are cut that are shuffled."""
+
+
+def _grown_since(state: Mapping[str, Any], expected: ExpectedState) -> LoaderError:
+    """Refuse a state of fewer samples, and say at which epoch to go on with all.
+
+    Whether they are the same samples with more behind them nobody can tell here.
+    """
+    count_then, count_now = state["order"]["samples"], expected.order["samples"]
+    message = (
+        f"The state is of {count_of(count_then, 'samples')}, and this loader has "
+        f"{count_now:,}."
+    )
+    if state["batches"] or state.get("ahead"):
+        why = "it stands in the middle of an epoch, whose order is that of all its "
+        why += "samples; some were added since, as by extend()"
+        epoch = "state['epoch'] + 1"
+    else:
+        why = "some were added since, as by extend(); it stands between two epochs, "
+        why += "and the next one can have all of them"
+        epoch = "state['epoch']"
+    fix = f"begin an epoch of all: loader.set_epoch({epoch}), in a loader built with "
+    fix += f"seed={state['seed']}; or load it with the dataset as it was"
+    return LoaderError(message, why=why, fix=fix)
 
 
 def _check_same_order(theirs: object, ours: Mapping[str, Any]) -> None:

@@ -6,10 +6,13 @@ import re
 import signal
 import sys
 import threading
+import traceback
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
+import torch.utils.data
 
 from loaderkit.errors import LoaderError
 from loaderkit.loader.resumable import EpochBatches
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _DEATH = "DataLoader worker (pid"
 """How torch begins its error for a worker that died."""
+_TORCHS_FOLDER = Path(torch.utils.data.__file__).parent
+"""Whose code raises it: the handler of a signal, or the wait for a batch."""
 _JOIN_S = 0.2
 """How long a dead worker's exit code is waited for: from the signal to the code takes a
 few milliseconds."""
@@ -338,6 +343,11 @@ def death_at_start(error: BaseException) -> LoaderError | None:
         What to raise from it; None where it is something else.
     """
     if not isinstance(error, RuntimeError) or not str(error).startswith(_DEATH):
+        return None
+    # Code of the user's, such as a sampler, may raise an error of these words.  Which
+    # processes torch has started is not known yet, but it is where the error began.
+    raising = traceback.extract_tb(error.__traceback__)[-1]
+    if not Path(raising.filename).is_relative_to(_TORCHS_FOLDER):
         return None
     message = "A worker died as the epoch began."
     return LoaderError(message, why=str(error), fix="num_workers=0 shows where")

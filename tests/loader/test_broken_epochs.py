@@ -527,6 +527,20 @@ class FailsToBegin(Stream):
         return super().__iter__()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_users_in_torchs_words_is_no_death(tmp_path, workers):
+    """Told as the death of a worker, it had neither its type's text nor its place."""
+    error = RuntimeError("DataLoader worker (pid 1) exited: mine")
+    sampler = BatchesThatFail(FailsOnce(error, tmp_path / "note"))
+    loader = build_loader(Numbers(), batch_sampler=sampler, num_workers=workers)
+
+    with pytest.raises(RuntimeError, match="mine") as caught:
+        list(loader)
+
+    assert "died" not in str(caught.value)
+    check_all_once(samples_of(loader))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["batch_sampler", "worker_init_fn", "begin"])
 @pytest.mark.parametrize("error", [ValueError("mine"), StopIteration("mine")])

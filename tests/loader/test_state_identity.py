@@ -1,13 +1,15 @@
 """A state is that of its samples: over another cache it is refused, however long."""
 
+import itertools
 import json
+import re
 import shutil
 
 import pytest
 import torch
 from torch.utils.data import Subset
 
-from loaderkit import build_loader, concat, open_cache, pack
+from loaderkit import build_loader, concat, extend, open_cache, pack
 from loaderkit.errors import LoaderError
 
 COUNT = 24
@@ -152,3 +154,31 @@ def test_a_state_within_a_checkpoint_or_a_file_is_answered_with_how_to_get_it(
         call = f"loader.{raised.value.fix}"
         eval(call, {"loader": loader, **names})
         assert loader.state_dict()["batches"] == 0, name
+
+
+def numbers(start, stop):
+    return [{"x": torch.tensor([number])} for number in range(start, stop)]
+
+
+@pytest.mark.parametrize("shuffle", [True, "block"])
+@pytest.mark.parametrize("batches", [0, 2, 5])
+def test_with_samples_that_were_added_it_says_which_epoch_has_them_all(
+    tmp_path, shuffle, batches
+):
+    options = {"batch_size": 4, "shuffle": shuffle, "seed": 1}
+    loader = build_loader(pack(numbers(0, 20), tmp_path / "c.lk", workers=0), **options)
+    batches_of_epoch = list(itertools.islice(loader, batches or None))
+    state = loader.state_dict()
+
+    dataset = extend(tmp_path / "c.lk", numbers(20, 26), workers=0)
+    grown = build_loader(dataset, **options)
+    with pytest.raises(LoaderError, match=r"of 20 samples, and .* 26") as caught:
+        grown.load_state_dict(state)
+    [call] = re.findall(r"loader\.set_epoch\(.*?\)", caught.value.fix)
+    eval(call, {"loader": grown, "state": state})
+
+    # An epoch that had begun is over; of one that had not, none is left out.
+    assert grown.state_dict()["epoch"] == 1
+    given = torch.cat([batch["x"] for batch in grown]).flatten().tolist()
+    assert sorted(given) == list(range(26))
+    assert len(batches_of_epoch) == (batches or 5)
