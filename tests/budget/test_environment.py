@@ -95,6 +95,22 @@ CASES = {
         {"torch_version": (2, 5)},
         [(11, "ignored")],
     ),
+    "11 new name, 2.9, wrong values": (
+        {UNIFIED: "foo:1"},
+        {"torch_version": (2, 9)},
+        [(11, "ignored")],
+    ),
+    "11 name of ROCm on CUDA, 2.9": (
+        {HIP: "max_split_size_mb:1"},
+        {"torch_version": (2, 9)},
+        [(11, "ignored")],
+    ),
+    "7 name of ROCm on CUDA": ({HIP: "max_split_size_mb:1"}, {}, [(7, "crash")]),
+    "15 name of ROCm on CUDA": (
+        {HIP: "throw_on_cudamalloc_oom:yes"},
+        {},
+        [(15, "useless")],
+    ),
     "12 fallback too late": (
         {FALLBACK: "1"},
         MAC | {"torch_imported": True, "started_with": {}},

@@ -134,6 +134,8 @@ class _AllocatorConfigParser:
     grammar: _Grammar
     is_async_at_load: bool = False
     """Whether ``backend:cudaMallocAsync`` was found when torch was loaded."""
+    skipped_options: frozenset[str] = frozenset()
+    """Those whose values it leaves to another reader."""
     segment_mb: int = _DEFAULT_SEGMENT_MB
     options: list[Option] = field(default_factory=list)
 
@@ -169,7 +171,7 @@ class _AllocatorConfigParser:
             name = self.tokens[position]
             if name in self.known_options:
                 position = self.read_option(name, position)
-            elif self.backend in CUDA_BACKENDS:
+            elif self.backend in CUDA_BACKENDS and name not in self.skipped_options:
                 why = f"it has no option {name!r}"
                 raise RejectedSettingError(why, cause="name", option=name)
             else:
@@ -299,7 +301,11 @@ class _AllocatorConfigParser:
 
 
 def read_allocator_settings(
-    settings: str, backend: str = "cuda", torch_version: TorchVersion = NEWEST_KNOWN
+    settings: str,
+    backend: str = "cuda",
+    torch_version: TorchVersion = NEWEST_KNOWN,
+    *,
+    common_only: bool = False,
 ) -> SettingsReading:
     """Say what torch makes of a setting.
 
@@ -309,6 +315,8 @@ def read_allocator_settings(
             build skips what it does not know.
         torch_version: Major and minor.  One that is not known here is taken to read as
             the nearest that is, and the reading says that it is not certain.
+        common_only: Whether only the reader that every build has goes over it, and not
+            CUDA's own, as where a variable for ROCm is set.
 
     Returns:
         The options, or why torch raises.
@@ -326,16 +334,20 @@ def read_allocator_settings(
     if not is_cuda and torch_version < _SINCE_OF_COMMON_READER:
         return SettingsReading()  # such a build reads no setting
     grammar = _grammar_of(backend, torch_version)
+    reads_backend = is_cuda and not common_only
+    names = options_read_by(backend, torch_version)
+    known = options_read_by("cpu", torch_version) if common_only else names
     parser = _AllocatorConfigParser(
         split_tokens(settings, grammar.blanks),
-        options_read_by(backend, torch_version),
+        known,
         backend,
         grammar,
+        skipped_options=frozenset(names.keys() - known.keys()),
     )
     try:
-        if is_cuda and grammar.checks_separators:
+        if reads_backend and grammar.checks_separators:
             parser.is_async_at_load = _words_name_async_at_load(settings, backend)
-        elif is_cuda:
+        elif reads_backend:
             parser.is_async_at_load = _tokens_name_async_at_load(parser.tokens, backend)
         parser.read_segment_size()
         parser.read_options()

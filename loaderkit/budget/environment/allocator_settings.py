@@ -299,37 +299,53 @@ def settings_variable(setting: Setting) -> str | None:
 
     The older names come first, and count even where they are empty (measured).
     """
-    known = OLD_NAMES if setting.torch_version < (2, 9) else ALLOCATOR_NAMES
-    return next((name for name in known if name in setting.environ), None)
+    names = _variables_read(setting)
+    return next((name for name in names if name in setting.environ), None)
+
+
+def _variables_read(setting: Setting) -> tuple[str, ...]:
+    """Name the variables that a build of torch reads, the first that is set counts."""
+    if setting.torch_version < (2, 10) and setting.backend == "cuda":
+        return OLD_NAMES[:1]
+    is_before_unified = setting.torch_version < (2, 9) or (
+        setting.torch_version == (2, 9) and setting.backend in CUDA_BACKENDS
+    )
+    return OLD_NAMES if is_before_unified else ALLOCATOR_NAMES
 
 
 def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
     chosen = settings_variable(setting)
+    names_read = _variables_read(setting)
     for name in ALLOCATOR_NAMES:
         value = setting.environ.get(name)
-        if chosen is None or value is None or name == chosen:
+        if value is None or name == chosen:
             continue
-        other = setting.environ[chosen]
         # The same options under two names are how one writes for several torches.
-        if options_of(value) != options_of(other):
-            why = f"{chosen}={other} is set too and wins (measured on torch 2.13)"
+        other = setting.environ.get(chosen or "")
+        is_same = other is not None and options_of(value) == options_of(other)
+        if other is not None and not is_same:
+            why = f"{chosen}={other} is set too and wins (measured)"
             yield EnvironmentFinding(
                 _OVERRIDDEN_NAME, "ignored", name, value, why, f"unset {chosen}"
             )
-    new = setting.environ.get(UNIFIED)
-    if new is None:
-        return
+        if name not in names_read and not is_same:
+            yield _variable_not_read(name, value, setting)
+
+
+def _variable_not_read(name: str, value: str, setting: Setting) -> EnvironmentFinding:
     version = _version_text(setting.torch_version)
+    why = f"torch {version} built for {setting.backend} does not read this name"
+    mended = mended_settings(value, setting.backend, setting.torch_version)
+    fix = f"unset {name}"
+    if mended is not None:
+        fix = f"export {_old_name(setting)}={shlex.quote(mended)}"
+    return EnvironmentFinding(_UNKNOWN_NAME, "ignored", name, value, why, fix)
+
+
+def _old_name(setting: Setting) -> str:
+    """Give the name that every torch reads, of this build."""
     cuda_name, hip_name = OLD_NAMES
-    old = hip_name if setting.backend == "hip" else cuda_name
-    if setting.torch_version < (2, 9):
-        why = f"torch {version} does not know this name"
-    elif setting.torch_version == (2, 9) and setting.backend == "cuda":
-        why = "torch 2.9 ignores this name on CUDA (pytorch issue 183387)"
-    else:
-        return
-    fix = f"export {old}={shlex.quote(new)}"
-    yield EnvironmentFinding(_UNKNOWN_NAME, "ignored", UNIFIED, new, why, fix)
+    return hip_name if setting.backend == "hip" else cuda_name
 
 
 def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
@@ -337,7 +353,13 @@ def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
     value = setting.environ.get(name or "")
     if name is None or not value:
         return
-    reading = read_allocator_settings(value, setting.backend, setting.torch_version)
+    reading = read_allocator_settings(
+        value,
+        setting.backend,
+        setting.torch_version,
+        # Of this name, a build for CUDA reads what every build does (measured).
+        common_only=setting.backend == "cuda" and name == OLD_NAMES[1],
+    )
     yield from _rejected_by_torch(name, value, reading, setting)
     yield from _without_effect(name, value, reading, setting)
     yield from _conflicting_options(name, value, setting)
@@ -393,6 +415,8 @@ def _why_rejected(rejected: RejectedSettingError, setting: Setting) -> str:
 
 def _mending_command(name: str, value: str, setting: Setting) -> str:
     mended = mended_settings(value, setting.backend, setting.torch_version)
+    if mended is not None and name in OLD_NAMES:
+        name = _old_name(setting)  # all of it is read under this one, which wins
     return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
 
 
@@ -417,6 +441,8 @@ def _skipped_option(
     other = option_named(option.name)
     if other is not None and other.builds == "CUDA":
         why = f"only builds for CUDA and ROCm read {option.name}"
+        if setting.backend in CUDA_BACKENDS:
+            why = f"builds for CUDA read {option.name} from other variables only"
         return EnvironmentFinding(_READ_IN_PART, "useless", name, value, why, fix)
     known_version, here = _nearest_known_and_own(setting)
     why = f"torch {known_version} has no option {option.name!r} and skips it"
