@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import cuda_types
 import drawn
 import drawn_fields
 import drawn_graph_fields
@@ -43,7 +42,7 @@ def named_steps(seeds):
         for family, seed in itertools.product(families, seeds):
             make = functools.partial(_draw, draw, seed, family)
             steps[f"{module}: {family} {seed}"] = make
-    return steps | cuda_types.named()
+    return steps
 
 
 def _draw(draw, *arguments):
