@@ -66,6 +66,13 @@ def device_spec(
     if isinstance(target, DeviceSpec):
         return target
     kind = str(target).partition(":")[0]
+    given: object = target
+    if callable(given):
+        # Other libraries take the loss in this place.
+        called = getattr(given, "__name__", type(given).__name__)
+        message = f"{called} was given as {name}, and is a function or a module."
+        why = f"{name} is a kind of device; a loss is given by name"
+        raise OptionError(message, why=why, fix=f"{name}='cpu', loss={called}")
     if kind not in TRAITS:
         *others, last = map(repr, TRAITS)
         message = f"{name} must be {', '.join(others)} or {last}, got "
