@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import cuda_types
 import drawn
 import drawn_fields
 import drawn_graph_fields
@@ -42,7 +43,7 @@ def named_steps(seeds):
         for family, seed in itertools.product(families, seeds):
             make = functools.partial(_draw, draw, seed, family)
             steps[f"{module}: {family} {seed}"] = make
-    return steps
+    return steps | cuda_types.named()
 
 
 def _draw(draw, *arguments):

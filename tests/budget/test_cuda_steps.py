@@ -38,6 +38,8 @@ QUICK = [
     "model: GCN x 64",
     "model: SAGE x 64",
     "model: Adamax x 64",
+    *(name for name in TRUE_BYTES if name.startswith("attention, ")),
+    "between, float32: softmax",
 ]
 
 
@@ -78,6 +80,19 @@ def test_a_few_outputs_are_summed_in_a_buffer():
     for (shape, axes), size in recorded.items():
         stride = (shape[1], 1)
         assert staging_bytes(Reduction(shape, stride, axes, 4)).likely == size
+
+
+def test_the_gradient_of_a_cells_bias_is_summed_in_a_buffer():
+    """A GRU's has two, 192 numbers of 30,000 rows each, one after the other."""
+    model, batch, step = named_steps(range(0))["cells: gru"]()
+    buffer = staging_bytes(Reduction((30_000, 192), (192, 1), (0,), 4))
+
+    estimated = estimate(model, batch, step.but(target=CUDA))
+
+    kept = 3 * 30_000 * (2 * 192 + 5 * 64 + 64) * 4
+    gradients = 30_000 * (2 * 192 + 2 * 64) * 4
+    assert estimated.phase == "backward"
+    assert estimated.peak > kept + gradients + buffer.likely
 
 
 class Dropped(nn.Module):

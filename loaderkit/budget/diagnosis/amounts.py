@@ -404,11 +404,7 @@ def _amounts_of_comparison(
 
 def _role_of_amount(before: str, behind: str) -> str | None:
     """Decide what an amount is; a label with a colon before it is never in doubt."""
-    labels = [
-        (role, match)
-        for role, words in _role_patterns().before.items()
-        if (match := words.search(before))
-    ]
+    labels = _labels_at_end(before) or _labels_at_end(_EXPLAINED.sub("", before))
     labelled = [
         (match.end() - match.start(), role)
         for role, match in labels
@@ -426,6 +422,23 @@ def _role_of_amount(before: str, behind: str) -> str | None:
     if labels:
         return max((match.end() - match.start(), role) for role, match in labels)[1]
     return _role_of_clause(before, behind)
+
+
+_EXPLAINED = re.compile(
+    r"\s{0,3}\((?![kmgt]?i?b(?:ytes)?\b)[^()\d]{1,60}\)(?=\s{0,40}[:=]\s{0,3}\Z)",
+    re.IGNORECASE,
+)
+"""What explains a label, between it and its colon: "PyTorch limit (set by user-supplied
+memory fraction) : 2.00 GiB".  A unit there is none."""
+
+
+def _labels_at_end(before: str) -> list[tuple[str, re.Match[str]]]:
+    """List the roles whose words end a text, and where they match."""
+    return [
+        (role, match)
+        for role, words in _role_patterns().before.items()
+        if (match := words.search(before))
+    ]
 
 
 _CLAUSE_START = re.compile(r"[,;:()|=.\]](?=[^\w]{0,4}[A-Za-z])|\n|\b\d+(?=\s)")

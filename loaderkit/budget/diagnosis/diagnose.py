@@ -431,7 +431,9 @@ def _amounts_in_words(diagnosis: Diagnosis) -> list[str]:
     amounts = []
     for name in SIZES:
         size_bytes = getattr(diagnosis, name)
-        if size_bytes is not None:
+        # A limit of 2^64 bytes stands for none.
+        is_none = size_bytes is None or (name == "limit" and size_bytes >= UNLIMITED)
+        if not is_none:
             label = name.replace("_", " ")
             amounts.append(f"{label} {format_bytes(size_bytes)}")
     return amounts

@@ -52,6 +52,7 @@ _COPIES_GRADIENT = (
     "aten::_log_softmax_backward_data",
 )
 _SOFT_MARGIN = "aten::soft_margin_loss_backward"
+_SAFE_SOFTMAX = "aten::_safe_softmax"
 _SORTS = (
     "aten::sort",
     "aten::topk",
@@ -203,6 +204,15 @@ def _of_softmax_backward(call: KernelCall) -> Bounds:
     return Bounds(copied, copied, copied)
 
 
+def _of_safe_softmax(call: KernelCall) -> Bounds:
+    """A softmax, and a byte for each number that says whether it is minus infinity.
+
+    The output is made of both, with zeros for the rows where all are.
+    """
+    scores = call.tensors[0]
+    return Bounds.exactly(scores.nbytes + math.prod(scores.shape))
+
+
 def _copied_bytes(spec: TensorSpec) -> int:
     """Say what a copy takes of numbers that do not lie one after the other."""
     expected = 1
@@ -224,5 +234,6 @@ _RULES: dict[str | tuple[str, ...], Callable[[KernelCall], Bounds]] = {
     _COPIES_GRADIENT: _of_softmax_backward,
     _OF_ATTENTION: _of_attention,
     (_SOFT_MARGIN,): _of_soft_margin,
+    (_SAFE_SOFTMAX,): _of_safe_softmax,
 }
 """By the beginnings of operators' names."""
