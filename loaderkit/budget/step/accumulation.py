@@ -70,7 +70,7 @@ def reused_operand(
     if isinstance(operand, FakeTensor) is real or not _is_dense(operand):
         return None
 
-    references, alone = count_references(operand), references_alone()
+    references, alone = _count_references(operand), references_alone()
     handles = references.handles
     if func is _aten.index_put.default:
         # Converting its list of optional indices holds the operand too.
@@ -153,8 +153,7 @@ class References(NamedTuple):
     """Of its storage; each view of it is one."""
 
 
-def count_references(tensor: torch.Tensor) -> References:
-    """Count who holds a tensor and its storage."""
+def _count_references(tensor: torch.Tensor) -> References:
     storage = tensor.untyped_storage()._cdata  # noqa: SLF001 -- see references_alone
     return References(
         tensor._use_count(),  # type: ignore[attr-defined]  # noqa: SLF001
@@ -179,7 +178,7 @@ def references_alone() -> References:
             kwargs: Kwargs | None = None,
         ) -> Any:
             if func is _aten.add.Tensor:
-                seen.append(count_references(args[0]))
+                seen.append(_count_references(args[0]))
             with fake:
                 return func(*args, **(kwargs or {}))
 

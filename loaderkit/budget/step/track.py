@@ -35,11 +35,6 @@ from loaderkit.budget.step.measure import (
 from loaderkit.budget.step.optimizer_states import STATES
 from loaderkit.budget.step.peaks import highest_before_step, peaks_of, totals
 from loaderkit.budget.step.real_values import RealValues
-from loaderkit.budget.step.recurrences import (
-    NotLearnt,
-    NotRepeatable,
-    PackedRecurrences,
-)
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
     Step,
@@ -89,28 +84,19 @@ def track_step(
     Raises:
         ValueError: A lazy module has no parameters yet.
     """
-    give_state, repeats = True, True
-    while True:
+    for give_state in (True, False):
         values = RealValues() if with_values else None
         log = Log()
         if begun is not None:
             begun.append(log)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         tracker = Tracker(fake, log, assumed=assumed, values=values)
-        try:
-            is_like_later_steps = _track_once(
-                model, batch, step, tracker, give_state=give_state, repeats=repeats
-            )
-        except NotLearnt as not_learnt:
-            # What is learnt is not forgotten: each recurrence begins a step anew once.
-            not_learnt.learn()
-            continue
-        except NotRepeatable:
-            repeats = False
-            continue
-        if is_like_later_steps or not give_state:
-            return log
-        give_state = False
+        is_like_later_steps = _track_once(
+            model, batch, step, tracker, give_state=give_state
+        )
+        if is_like_later_steps:
+            break
+    return log
 
 
 def _track_once(
@@ -120,7 +106,6 @@ def _track_once(
     tracker: Tracker,
     *,
     give_state: bool,
-    repeats: bool,
 ) -> bool:
     """Track one step where the optimizer can be given its state, else two.
 
@@ -128,14 +113,6 @@ def _track_once(
     gradient has no state in a training, and what a model keeps from one step to the
     next, such as its last output, is there in the second only.  And the first update
     may take more than the second.
-
-    Args:
-        model: A module.
-        batch: What it is called with.
-        step: How a step is made.
-        tracker: Of this step alone.
-        give_state: Whether to give the optimizer its state.
-        repeats: Whether a recurrence is written from what was learnt of one.
 
     Returns:
         Whether the second step of a training would be like this one.
@@ -171,8 +148,6 @@ def _track_once(
         warnings.simplefilter("ignore")
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(without_torch_logging())
-        if repeats:
-            stack.enter_context(PackedRecurrences(tracker))
         stack.enter_context(_function_modes(step, tracker))
         stack.enter_context(_modules_named(twin, step, tracker))
         stack.enter_context(tracker)

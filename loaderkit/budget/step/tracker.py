@@ -250,22 +250,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log.real_bytes = max(self.log.real_bytes, self.real_bytes_live + values)
         return [number]
 
-    def log_made(self, nbytes: int) -> int:
-        """Log that a storage is made that no tensor stands for; give its number."""
-        number = len(self.log.events)
-        self.log.events.append(Event(number, nbytes))
-        self.log.modules[number] = self.module or self._module_differentiated()
-        return number
-
-    def log_freed(self, number: int, nbytes: int) -> None:
-        """Log that such a storage is freed."""
-        self.log.events.append(Event(number, -nbytes))
-
-    def number_of(self, tensor: torch.Tensor) -> int | None:
-        """Give the number of a tensor's storage in the log; None if it is not in it."""
-        storage = self.live.get(tensor.untyped_storage()._cdata)
-        return None if storage is None else storage.number
-
     def _add_all(self, components: list[Any], owner: Part | None) -> list[int]:
         numbers: list[int] = []
         for component in components:
@@ -428,8 +412,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if has_one_storage(written):
                 self._log_if_resized(written.untyped_storage())
         if reused is not None:
-            # The result that takes its place is a new one.
-            self.log_given_up(reused)
+            self._log_reused(reused)
         outputs = tensors_in(out)
         if not all(self._has_known_elements(output) for output in outputs):
             self._add_sparse_bytes(_sparse_bytes(func, operands, outputs))
@@ -536,8 +519,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return reused
 
-    def log_given_up(self, tensor: torch.Tensor) -> None:
-        """Log that a storage is freed now, though it lives on here for a while."""
+    def _log_reused(self, tensor: torch.Tensor) -> None:
+        """Log that a storage is freed: the result that takes its place is a new one."""
         key = tensor.untyped_storage()._cdata
         if key in self.live:
             self._log_freed(key, self.live[key].number)
