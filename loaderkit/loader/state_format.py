@@ -243,7 +243,7 @@ def _has_grown(theirs: object, ours: Mapping[str, Any]) -> bool:
         ours: What it follows from now.
 
     >>> then = {"samples": 20, "order": "shuffled"}
-    >>> _has_grown(then, {**then, "samples": 26}), has_grown(then, then)
+    >>> _has_grown(then, {**then, "samples": 26}), _has_grown(then, then)
     (True, False)
     >>> _has_grown(then, {"samples": 26, "order": "in order"})
     False
