@@ -16,6 +16,8 @@ machine: object_store.py is every file system of fsspec, whose errors store_answ
 reads, folder_storage.py a slow disk, and remote.py opens them by URL, as
 remote_manifest.py does their manifests.  mirror.py keeps their shards on local disk,
 leases.py says which ones are in use, mirrored_shards.py what this process has mapped,
-and download_ahead.py fetches what is read next.  transfer.py copies whole caches.
+and download_ahead.py fetches what is read next.  transfer.py copies whole caches; which
+process may remove files of them there is in claims.py.  lock_files.py has the locks of
+folders and shards.
 Tests of any storage are in loaderkit.testing.
 """

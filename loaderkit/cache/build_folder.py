@@ -28,7 +28,7 @@ from loaderkit.cache.layout import (
     is_cache_file_name,
 )
 from loaderkit.cache.lock_files import (
-    let_go,
+    release_lock,
     soft_lock_name,
     take_lock_of_any_kind,
 )
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 LOCK = ".lock"
 PACKER = "packer.partial"
-"""Says who holds the lock.  Where its packer is killed, it goes with the parts of files
-that lie there too."""
+"""The note of who holds the lock.  It ends as parts of files do, so that after a packer
+was killed the next build deletes it with them."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
 """What file systems and desktops put into folders that a person finds empty."""
 PLAN = "plan.json"
@@ -172,4 +172,4 @@ def folder_lock(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        let_go(lock)
+        release_lock(lock)

@@ -1,10 +1,12 @@
 """Lock files that threads of one process wait for too, and not for ever.
 
-Who holds one says so in a file beside it.  So who waits can tell a lock that passes
-from process to process, or whose holder gets on, from one whose holder is stopped.
+The holder of one says who it is in a file beside it.  So a process that waits can tell
+a lock that passes from process to process, or whose holder gets on, from one whose
+holder is stopped.
 
-Locks of moments end in an error where the holder is stuck (``hold_lock_file``).  Locks
-that are held for hours of work are waited for, and it is said for whom (``take_lock``).
+A wait for a lock that is held for moments ends in an error where the holder is stuck
+(``hold_lock_file``).  Locks that are held for hours of work are waited for, and the log
+says for whom (``hold_lock_for_work``, ``take_lock_of_any_kind``).
 """
 
 from __future__ import annotations
@@ -32,19 +34,20 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("loaderkit")
 _POLL_S = 0.02
-"""How often a lock is asked for that another process has.  filelock's own 50 ms would
-be most of what taking a shard into use takes."""
+"""Between two tries to take a lock that another process has.  filelock's own 50 ms
+would be most of the time that a shard takes to be taken into use."""
 _LOOK_S = 1.0
-"""How often it is looked whether the holder gets on."""
+"""Between two looks whether the holder gets on."""
 _SAY_AGAIN_S = 60.0
-"""Who waits for hours of work says so again after that, and then each time after twice
-as long.  Chosen: a log of a day gets eleven lines."""
+"""A process that waits for hours of work logs that again after this time, and then each
+time after twice as long.  Chosen: the log of a day gets eleven lines."""
 _STOPPED_LOOKS = 2
 """A holder that is stopped at so many looks in a row is said to be: a debugger, or a
 snapshot of a container, stops one for a moment."""
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 """What file systems without locks answer when they are asked for one."""
 _HOLDER = ".holder"
+"""Ends the name of the note that lies beside a lock file; see ``write_holder``."""
 STOPPED = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
 """What messages say of such a holder."""
 
@@ -180,19 +183,21 @@ def hold_lock_for_work(file: Path, work: str) -> Iterator[None]:
         write_holder(note)
         yield
     finally:
-        # Before the lock goes: behind it, the note would be that of the next holder.
+        # Before the lock is released: after that, another holder may have written its
+        # own note there.
         with contextlib.suppress(OSError):
             note.unlink(missing_ok=True)
-        let_go(lock)
+        release_lock(lock)
 
 
 def take_lock_of_any_kind(file: Path, note: Path, work: str) -> filelock.BaseFileLock:
     """Take a lock of the system's, or where it has none one that is a file.
 
-    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) know none; a
-    file that must not exist yet serves as the lock there.  Two processes of which each
-    takes the other kind would both work, so a failure is not believed at once, and one
-    of another kind (a full disk, too many open files) is an error.
+    NFS without a lock daemon (ENOLCK), FUSE and object stores (EOPNOTSUPP) have none;
+    there a file that must not exist yet serves as the lock.  Two processes that took
+    locks of different kinds would both work.  So the system is asked three times before
+    it is believed to have none, and any other failure (a full disk, too many open
+    files) is an error.
 
     Args:
         file: Made if it is not there.
@@ -200,7 +205,7 @@ def take_lock_of_any_kind(file: Path, note: Path, work: str) -> filelock.BaseFil
         work: What its holder does, such as "packs /data/molecules.lk".
 
     Returns:
-        The lock, to be let go of.
+        The lock, to be given to ``release_lock``.
 
     Raises:
         CacheError: The file cannot be made.
@@ -235,13 +240,13 @@ def soft_lock_name(name: str) -> str:
     return f"{name}-soft"
 
 
-def let_go(lock: filelock.BaseFileLock) -> None:
-    """Let go of a lock; where that fails, say so."""
+def release_lock(lock: filelock.BaseFileLock) -> None:
+    """Release a lock; where that fails, log it."""
     try:
         lock.release()
     except OSError as error:
-        # The process lets go of it when it ends, if not before.
-        _LOG.warning("the lock %s could not be let go of: %s", lock.lock_file, error)
+        # The system releases it when this process ends, if not before.
+        _LOG.warning("the lock %s could not be released: %s", lock.lock_file, error)
 
 
 def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
@@ -274,7 +279,8 @@ def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
         if is_due or stopped_looks == _STOPPED_LOOKS:
             _LOG.warning(
                 "waiting for %s, which %s; %.0f s so far%s",
-                *("another process" if holder is None else holder, work),
+                holder or "another process",
+                work,
                 now_s - start_s,
                 _advice(lock, holder, is_stopped=stopped_looks >= _STOPPED_LOOKS),
             )

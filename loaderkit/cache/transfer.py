@@ -3,10 +3,10 @@
 A reader of the store finds the cache that was there before, or the new one.  Of several
 processes that write one URL at once, each succeeds or gets an error.
 
-Files are removed only by who holds the claim (claims.py), and only those that the
-manifest there does not name.  Who replaces a cache holds
-it from before it looks what is there, so that what it counts on stays.  Who writes to
-where there is no cache needs none: once a manifest stands, its own is refused.
+A process removes files only while it holds the claim (claims.py), and only those that
+the manifest there does not name.  One that replaces a cache takes the claim before it
+lists what is there, so that the files it finds stay.  One that writes to where there is
+no cache needs no claim: once another manifest stands, its own is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from loaderkit.cache.build import open_build
 from loaderkit.cache.claims import (
     CLAIM_WAITS_S,
     OtherWriterError,
-    claim_of,
+    hold_claim,
     refuse_if_replaced,
 )
 from loaderkit.cache.durable import publish, remove, write_file, writing
@@ -169,7 +169,7 @@ def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
     if overwrite:
         refuse_if_replaced(storage)
     elif find_remote_manifest(storage) is not None:
-        raise _other_was_quicker(storage)
+        raise _cache_exists(storage)
     may_remove = True
     # The Hub would keep a commit of each.
     if not (isinstance(storage, KeepsHistory) and storage.keeps_history):
@@ -177,8 +177,8 @@ def ask_to_write(storage: Storage, *, overwrite: bool) -> WritableTarget:
         try:
             storage.remove(_PROBE)
         except CacheError:
-            # Who may write, and not remove, can copy a cache all the same.  To replace
-            # one is to remove its shards.
+            # Without the right to remove a cache can still be created.  To replace one
+            # is to remove its shards.
             if overwrite:
                 raise
             may_remove = False
@@ -202,7 +202,7 @@ def copy_to_target(
             replaces it.
         CacheError: There is no whole cache in the folder, or the store does not answer.
     """
-    # Both of one reading: another process may pack the folder again in between.
+    # Text and manifest of one reading: another process may pack the folder again.
     text, manifest = load_manifest_text(folder)
     check_files(folder, manifest.shards)
     content = text.encode("utf-8", "surrogatepass")
@@ -225,15 +225,15 @@ def _replace_cache(
 ) -> None:
     """Put a cache in the place of the one that is there, if any."""
     storage = upload.storage
-    with claim_of(storage, claim_waits_s):
+    with hold_claim(storage, claim_waits_s):
         upload.copy_missing(storage.sizes())
         storage.commit(MANIFEST, manifest_text, replace=True)
         sizes = storage.sizes()
         # An older version removes its own files without a claim when it has lost.
         upload.copy_missing(sizes)
-        # What the cache before named, what a writer that was killed has left, and what
-        # one wrote that will be refused.
-        _remove_but(upload.manifest, storage, sizes)
+        # Files of the cache before, of a writer that was killed, and of one that writes
+        # now and will be refused.
+        _remove_unnamed(upload.manifest, storage, sizes)
 
 
 def _create_cache(
@@ -252,7 +252,7 @@ def _create_cache(
     except FileExistsError:
         is_refused = True
     except _LostFileError:
-        # Who has won meanwhile has tidied up.
+        # Perhaps another writer has won meanwhile, and tidied up.
         if find_remote_manifest(storage) is None:
             raise
         is_refused = True
@@ -260,7 +260,7 @@ def _create_cache(
     if target.may_remove and (is_refused or unnamed):
         _tidy_up(storage, claim_waits_s)
     if is_refused:
-        raise _other_was_quicker(storage)
+        raise _cache_exists(storage)
 
 
 def _tidy_up(storage: Storage, claim_waits_s: Sequence[float]) -> None:
@@ -270,16 +270,16 @@ def _tidy_up(storage: Storage, claim_waits_s: Sequence[float]) -> None:
     removes it.
     """
     try:
-        with claim_of(storage, claim_waits_s, tidies=True):
+        with hold_claim(storage, claim_waits_s, tidies=True):
             # Read under the claim: nobody replaces it meanwhile.
             standing = find_remote_manifest(storage)
             if standing is not None:
-                _remove_but(standing, storage, storage.sizes())
+                _remove_unnamed(standing, storage, storage.sizes())
     except CacheError as error:
         _LOG.warning("%s: files of no cache stay there (%s)", storage.url, error.what)
 
 
-def _remove_but(manifest: Manifest, storage: Storage, names: Iterable[str]) -> None:
+def _remove_unnamed(manifest: Manifest, storage: Storage, names: Iterable[str]) -> None:
     """Remove files of caches that a manifest does not name; the claim is held."""
     for name in sorted(set(names) - set(manifest.files)):
         if is_cache_file_name(name):
@@ -457,7 +457,7 @@ def _two_steps(source: str, target: str) -> Either:
     return Either(code, f"{pulled.command} && {pushed.command}")
 
 
-def _other_was_quicker(storage: Storage) -> OtherWriterError:
+def _cache_exists(storage: Storage) -> OtherWriterError:
     message = f"There is a cache at {storage.url} already."
     why = "writing there would replace it; perhaps another process was quicker"
     fix = Fix.of(Open(storage.url), ", or ", OVERWRITE, " to replace it")

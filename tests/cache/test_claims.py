@@ -8,15 +8,15 @@ import signal
 
 import pytest
 
-from loaderkit.cache.claims import OtherWriterError, claim_of, refuse_if_replaced
+from loaderkit.cache.claims import OtherWriterError, hold_claim, refuse_if_replaced
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.process_identity import ProcessIdentity
 
 FORK = multiprocessing.get_context("fork")
 
 
-def hold_claim(folder, ready):
-    with claim_of(FolderStorage(folder), ()):
+def hold_claim_and_wait(folder, ready):
+    with hold_claim(FolderStorage(folder), ()):
         ready.set()
         signal.pause()
 
@@ -24,7 +24,7 @@ def hold_claim(folder, ready):
 @contextlib.contextmanager
 def process_with_claim(folder):
     ready = FORK.Event()
-    process = FORK.Process(target=hold_claim, args=(folder, ready))
+    process = FORK.Process(target=hold_claim_and_wait, args=(folder, ready))
     process.start()
     ready.wait()
     try:
@@ -41,7 +41,7 @@ def test_a_claim_of_a_process_that_was_killed_here_is_taken_over(tmp_path, tidie
         pass
 
     refuse_if_replaced(storage)
-    with claim_of(storage, (), tidies=tidies):
+    with hold_claim(storage, (), tidies=tidies):
         claim = json.loads((tmp_path / ".writing").read_text())
 
     assert claim["process"] == os.getpid()
@@ -54,7 +54,7 @@ def test_a_claim_of_a_living_process_is_not_taken_over(tmp_path):
         words = f"process {process.pid} on .*, "
         with pytest.raises(OtherWriterError, match=words):
             refuse_if_replaced(storage)
-        with pytest.raises(OtherWriterError, match=words), claim_of(storage, ()):
+        with pytest.raises(OtherWriterError, match=words), hold_claim(storage, ()):
             pass
 
         assert (tmp_path / ".writing").exists()
@@ -71,10 +71,29 @@ def test_a_claim_whose_process_cannot_be_known_is_not_taken_over(tmp_path, chang
     assert ProcessIdentity(1, claim["space"]).is_near
     (tmp_path / ".writing").write_text(json.dumps({**claim, **changed}))
 
-    with pytest.raises(OtherWriterError, match="delete"), claim_of(storage, ()):
+    with pytest.raises(OtherWriterError, match="delete"), hold_claim(storage, ()):
         pass
     with pytest.raises(OtherWriterError, match="delete"):
         refuse_if_replaced(storage)
+
+
+@pytest.mark.parametrize(
+    ("content", "writer"),
+    [
+        # As earlier versions wrote it, which took no lock.
+        ('{"host": "node7", "process": 12, "time": "Mon"}', "process 12 on node7, Mon"),
+        ('{"host": "node7"}', '{"host": "node7"}'),
+        ("no claim" * 100, "no claim" * 10),
+    ],
+)
+def test_a_claim_of_an_unknown_writer_is_shown_in_a_line(tmp_path, content, writer):
+    storage = FolderStorage(tmp_path)
+    (tmp_path / ".writing").write_text(content)
+
+    with pytest.raises(OtherWriterError, match="delete") as caught:
+        refuse_if_replaced(storage)
+
+    assert f"({writer})" in caught.value.what
 
 
 def test_without_a_home_a_claim_is_taken_all_the_same(tmp_path, monkeypatch):
@@ -82,7 +101,7 @@ def test_without_a_home_a_claim_is_taken_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     storage = FolderStorage(tmp_path / "store")
 
-    with claim_of(storage, ()):
+    with hold_claim(storage, ()):
         claim = json.loads((tmp_path / "store" / ".writing").read_text())
 
     assert claim["lock"] == ""
