@@ -1,8 +1,8 @@
 """Whether several spans of a stream would read one iterator.
 
-Each span is read to its end, perhaps in a process of its own with a copy of what the
-user's function holds.  Spans that read one iterator divide its samples among them, or
-each has all; the samples do not show it.
+Each span is read to its end, perhaps in a process of its own, which has a copy of what
+the user's function holds.  So of spans that read one iterator the first gets all of its
+samples, or each of them does, and nothing in the samples shows it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MODULES_OF_WRAPPERS = {"builtins", "itertools"}
-"""Of ``map``, ``enumerate``, ``islice`` and the like, which read other iterators."""
-_MOST_WRAPPERS = 100
-"""Iterators that one reads; chosen.  ``chain`` of more is not looked at to its end."""
+"""Of ``map``, ``enumerate``, ``islice`` and the like, which read other iterators.  They
+tell nobody but the garbage collector what they hold."""
+_MOST_ITERATORS = 100
+"""So many are looked at behind one; chosen, for a ``chain`` of thousands."""
 
 
 def iterators_behind(iterator: Iterator[Any]) -> list[Iterator[Any]]:
@@ -35,62 +36,76 @@ def iterators_behind(iterator: Iterator[Any]) -> list[Iterator[Any]]:
     True
     """
     iterators: list[Iterator[Any]] = [iterator]
-    # It grows while it is gone through.
+    # The list grows while it is gone through.
     for known in iterators:
-        if len(iterators) > _MOST_WRAPPERS:
+        if len(iterators) > _MOST_ITERATORS:
             break
-        for source in _read_by(known):
-            if not any(source is other for other in iterators):
+        for source in _iterators_read_by(known):
+            if not _is_among(source, iterators):
                 iterators.append(source)
     return iterators
 
 
-def _read_by(iterator: Iterator[Any]) -> list[Iterator[Any]]:
+def _iterators_read_by(iterator: Iterator[Any]) -> list[Iterator[Any]]:
+    """List the iterators that one asks for its next value."""
     if isinstance(iterator, types.GeneratorType):
         code, values = iterator.gi_code, inspect.getgeneratorlocals(iterator)
         arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [values[name] for name in arguments if name in values]
+        # An argument that was deleted has no value.
+        held = [values[name] for name in arguments if name in values]
     elif type(iterator).__module__ in _MODULES_OF_WRAPPERS:
-        given = gc.get_referents(iterator)
-        # ``map`` and ``zip`` have theirs in a tuple.
-        given += [part for group in given if type(group) is tuple for part in group]
+        held = gc.get_referents(iterator)
+        for items in _tuples_of(iterator):
+            held += items
     else:
         return []
-    return [value for value in given if isinstance(value, Iterator)]
+    return [value for value in held if isinstance(value, Iterator)]
+
+
+def _tuples_of(iterator: Iterator[Any]) -> list[tuple[Any, ...]]:
+    """List the tuples that an iterator holds: ``map`` and ``zip`` have one each."""
+    return [value for value in gc.get_referents(iterator) if type(value) is tuple]
+
+
+def _is_among(iterator: Iterator[Any], iterators: list[Iterator[Any]]) -> bool:
+    """Tell whether a list has this very iterator; a class may have its own ``==``."""
+    return any(iterator is other for other in iterators)
 
 
 def are_held_elsewhere(iterators: list[Iterator[Any]]) -> bool:
-    """Tell whether anything but one of them, or a function that runs, holds one.
+    """Tell whether an object holds one of some iterators that is none of them.
 
     It goes through all objects of the process, a million in 50 ms.
+
+    Args:
+        iterators: What ``iterators_behind`` lists.
     """
-    own = {id(iterators), *map(id, iterators)}
+    own_ids = {id(iterators), *map(id, iterators)}
     for iterator in iterators:
-        # ``map`` and ``zip`` hold theirs in a tuple of their own.
-        parts = gc.get_referents(iterator)
-        own |= {id(part) for part in parts if type(part) is tuple}
+        own_ids |= set(map(id, _tuples_of(iterator)))
     return any(
-        id(holder) not in own and not isinstance(holder, types.FrameType)
+        # A frame holds them for as long as its function runs, as this one's does.
+        id(holder) not in own_ids and not isinstance(holder, types.FrameType)
         for holder in gc.get_referrers(*iterators)
     )
 
 
-def gives_it_again(
+def other_span_reads(
     function: Callable[[int, int], Any],
-    span: int,
+    other_span: int,
     spans: int,
     iterators: list[Iterator[Any]],
 ) -> bool:
-    """Tell whether a function gives another span one of the iterators of this one.
+    """Tell whether another span would read one of the iterators of a span.
 
     Args:
-        function: Called once, for the other span.
-        span: This one.
-        spans: How many there are, two at least.
-        iterators: What it gave this one, and what that reads.
+        function: Gives an iterable a span; called once, for the other span.
+        other_span: Its number.
+        spans: How many there are.
+        iterators: What the first of the two spans reads; see ``iterators_behind``.
     """
-    other = function((span + 1) % spans, spans)
-    if not hasattr(other, "__iter__"):
+    iterable = function(other_span, spans)
+    if not hasattr(iterable, "__iter__"):
         return False
-    others = iterators_behind(iter(other))
-    return any(one is another for one in iterators for another in others)
+    others = iterators_behind(iter(iterable))
+    return any(_is_among(iterator, others) for iterator in iterators)

@@ -22,8 +22,8 @@ from loaderkit.datasets.fingerprint import (
 )
 from loaderkit.datasets.shared_iterators import (
     are_held_elsewhere,
-    gives_it_again,
     iterators_behind,
+    other_span_reads,
 )
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.errors import DatasetError
@@ -181,8 +181,8 @@ class SpanSource(StreamSource):
     def __init__(self, function: Callable[[int, int], Any], span_count: int) -> None:
         super().__init__(span_count)
         self._function = function
-        self._is_known_to_differ = False
-        """Whether spans were looked at, and read different iterators."""
+        self._was_compared = False
+        """Whether two spans were looked at, and read different iterators."""
 
     def iterate(self, span: int) -> Iterator[Any]:
         """Call the function, and begin to read what it gives.
@@ -191,17 +191,20 @@ class SpanSource(StreamSource):
             DatasetError: It gave something that holds no samples, or that another span
                 reads too.
         """
-        if self.span_count == 1 or self._is_known_to_differ:
+        if self.span_count == 1 or self._was_compared:
             return self._begin(span)
-        self._is_known_to_differ = True
         states = RandomStates.read()
         iterator = self._begin(span)
         iterators = iterators_behind(iterator)
-        # Nobody holds what a function has just made: it is not called once more.
+        # What a function has just made nobody else holds: no other span can read it.
         if not are_held_elsewhere(iterators):
+            self._was_compared = True
             return iterator
         self._check_differs(span, iterators)
-        # What it keeps of the span that it gave last, it keeps of this one again.
+        self._was_compared = True
+        # The function was called for another span meanwhile, and may keep something of
+        # the last one it was called for.  So it is called for this one again, with the
+        # random numbers of the first time.
         states.put_back()
         return self._begin(span)
 
@@ -211,10 +214,10 @@ class SpanSource(StreamSource):
         Raises:
             DatasetError: It does.
         """
-        if not gives_it_again(self._function, span, self.span_count, iterators):
+        other = (span + 1) % self.span_count
+        if not other_span_reads(self._function, other, self.span_count, iterators):
             return
         name = _name_of(self._function)
-        other = (span + 1) % self.span_count
         message = (
             f"{name}({span}, {self.span_count}) and {name}({other}, {self.span_count}) "
             "read the same iterator."

@@ -28,6 +28,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import loaderkit
 from loaderkit import extend, open_cache, pack
+from loaderkit.datasets.streams import SpanSource
 from loaderkit.errors import CacheError, DatasetError, OptionError
 
 FORK = multiprocessing.get_context("fork")
@@ -365,6 +366,14 @@ def test_spans_that_would_read_one_iterator_are_told(tmp_path, kind, workers):
     assert "without spans" in caught.value.fix
     again = pack(itertools.islice(samples_of_iterator(), 8), tmp_path / "c.lk")
     assert len(again) == 8
+
+
+def test_spans_of_one_iterator_are_refused_each_time_they_are_asked_for():
+    source = SpanSource(GivesItsOwn(), 4)
+
+    for _ in range(2):
+        with pytest.raises(DatasetError, match="read the same iterator"):
+            source.iterate(0)
 
 
 class HasOneForEach:
