@@ -21,8 +21,8 @@ FORMATTED = Fix.of(
 """Pictures and texts come as objects of PIL and numpy from there, unless they are asked
 for as tensors."""
 
-_OF_CLASSES: tuple[tuple[str, str, str | Fix], ...] = (
-    # Module, beginning of a class's name, what holds the same.
+_BY_CLASS: tuple[tuple[str, str, str | Fix], ...] = (
+    # Module, beginning of a class's name, code of what holds the same.
     ("PIL", "", Fix.of("np.asarray(image)", FORMATTED)),
     ("pandas", "Timestamp", "x.timestamp()"),
     ("pandas", "Timedelta", "x.total_seconds()"),
@@ -54,14 +54,15 @@ _OF_CLASSES: tuple[tuple[str, str, str | Fix], ...] = (
     ("builtins", "generator", "list(x)"),
     ("torch_geometric.typing", "SparseTensor", "x.coo()"),
 )
-"""By whose class it is: none of these libraries is imported for it."""
+"""By names, so that none of these libraries is imported for it.  The first row that
+fits counts: the row of a whole module stands behind those of its classes."""
 
 
 def stand_in_for(value: object) -> str | Fix:
     """Say what holds the same as a value, as code in which the value is ``x``.
 
     Args:
-        value: No tensor, and no nest.
+        value: Neither a tensor nor a nest.
 
     Returns:
         Code; empty where nothing is known.
@@ -73,25 +74,29 @@ def stand_in_for(value: object) -> str | Fix:
         return _stand_in_for_array(value)
     if isinstance(value, enum.Enum):
         return "x.value"
-    for kind in type(value).__mro__[:-1]:
-        for module, name, code in _OF_CLASSES:
-            is_of_module = f"{kind.__module__}.".startswith(f"{module}.")
-            if is_of_module and kind.__name__.startswith(name):
+    # The last class of each is object, of which nothing can be said.
+    for cls in type(value).__mro__[:-1]:
+        for module, name, code in _BY_CLASS:
+            # The classes are mostly defined in modules below the one that has the name.
+            is_of_module = f"{cls.__module__}.".startswith(f"{module}.")
+            if is_of_module and cls.__name__.startswith(name):
                 return code
     return ""
 
 
 def _stand_in_for_array(value: NDArray[Any] | np.generic) -> str:
     if value.dtype.kind in "mM":
+        # In microseconds whatever its own unit is, so that numbers of two arrays agree.
         kind_of_time = "datetime64" if value.dtype.kind == "M" else "timedelta64"
         return f'x.astype("{kind_of_time}[us]").astype("int64")'
     if value.dtype.kind == "O":
         return "list(x), or x.astype(np.float32) where it holds numbers"
     if value.dtype.kind in "US":
         return "x.tolist()"
-    if value.dtype.kind in "fc":  # wider than torch has them: long doubles
-        wide = "float64" if value.dtype.kind == "f" else "complex128"
-        return f"x.astype(np.{wide})"
+    if value.dtype.kind in "fc":
+        # Long doubles, which torch does not have: the widest that it has.
+        widest = "float64" if value.dtype.kind == "f" else "complex128"
+        return f"x.astype(np.{widest})"
     if value.dtype.names:
         return "{name: x[name] for name in x.dtype.names}"
     return ""

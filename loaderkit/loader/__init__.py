@@ -11,6 +11,7 @@ loader).  A loader consists of ``loader_state`` (where it stands) and ``state_fo
 ``agreement`` (ranks compare what their order follows from), ``fetching`` and
 ``delivery`` (what runs in a worker, and what it sends), ``users_errors`` (what is
 raised when the user's code fails), ``worker_deaths`` (what is raised when a worker
-dies), ``unlike_samples`` (why samples were not joined), ``read_ahead`` (batches made
-ahead by a thread) and ``device_prefetch`` (batches moved to the device ahead of time).
+dies), ``unlike_samples`` (why samples were not joined: ``sample_differences``,
+``refused_values``), ``read_ahead`` (batches made ahead by a thread) and
+``device_prefetch`` (batches moved to the device ahead of time).
 """
