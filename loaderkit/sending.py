@@ -131,10 +131,10 @@ class SentWhole:
             vars(self).update(sent.value)
 
     def begin_without_state(self, error: Exception) -> None:
-        """Become an object that tells an error.
+        """Become an object that tells of an error; it has no attributes yet.
 
         Args:
-            error: For which this one could not be unpickled.
+            error: Because of which this one could not be unpickled.
         """
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """A batch on its way to the training process, with what is needed to resume after it.
 
-The inner loader of a ``PlannedLoader`` reads from stand-ins for the user's dataset,
-which give such deliveries.
+The inner loader of a ``PlannedLoader`` reads from a stand-in for the user's dataset,
+which gives such deliveries: ``MapBatches``, or ``IterableBatches`` of iterables.py.
 """
 
 from __future__ import annotations
@@ -70,6 +70,11 @@ class Delivery:
     must_pin: bool = False
     """The caller asked for page-locked memory, so no part of a batch may lack it."""
 
+    @property
+    def holds_batch(self) -> bool:
+        """Whether there is a batch, and no error in its place."""
+        return not isinstance(self.batch, Failure | LocalFailure | NotRebuilt)
+
     def pin_memory(self) -> Delivery:
         """Put the batch into page-locked memory: torch calls this where it is to be.
 
@@ -77,11 +82,10 @@ class Delivery:
         error alone; so the error goes in the place of the batch.
         """
         delivery = open_delivery(self)
-        batch = delivery.batch
-        if isinstance(batch, Failure | LocalFailure | NotRebuilt):
+        if not delivery.holds_batch:
             return delivery
         try:
-            locked = page_lock_batch(batch, must_lock=self.must_pin)
+            locked = page_lock_batch(delivery.batch, must_lock=self.must_pin)
         except LoaderError as error:
             return replace(delivery, batch=LocalFailure(error))
         return replace(delivery, batch=locked)
@@ -90,7 +94,8 @@ class Delivery:
 def open_delivery(delivery: Delivery) -> Delivery:
     """Put the batch of a delivery together that came in shared memory.
 
-    An error of the user's objects goes in its place: here nobody can name the samples.
+    An error of the user's objects goes in its place, to be raised by the epoch, which
+    knows which samples are in the batch.
     """
     if not isinstance(delivery.batch, ReceivedBatch):
         return delivery
@@ -129,7 +134,43 @@ def worker_number() -> int:
     return 0 if info is None else info.id
 
 
-class MapBatches(SentWhole, Dataset[Delivery]):
+class StandIn(SentWhole):
+    """What the inner loader reads in place of the user's dataset.
+
+    Where a worker could not begin, it gives the error in place of every batch: raised
+    there, torch would send its text alone.
+    """
+
+    dataset: Any
+    """The user's; None where it could not be unpickled."""
+    _failure: Failure | None = None
+
+    def fail_with(self, failure: Failure) -> None:
+        """Give an error in place of every batch, because the worker could not begin."""
+        self._failure = failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it gives an error in place of every batch."""
+        return self._failure is not None
+
+    def begin_without_state(self, error: Exception) -> None:
+        """Give an error in place of every batch; see ``SentWhole``."""
+        self.dataset = None
+        what = "The dataset, or what is read with it, could not be unpickled in a "
+        what += "worker: "
+        fix = "correct its __setstate__ or __reduce__, or "
+        fix += "multiprocessing_context='fork'; num_workers=0 pickles nothing"
+        self.fail_with(Failure.of_start(what, error, fix))
+
+    def _failed_delivery(self) -> Delivery | None:
+        """Give what stands for every batch where the worker could not begin."""
+        if self._failure is None:
+            return None
+        return Delivery(self._failure, FAILED, worker_number(), None)
+
+
+class MapBatches(StandIn, Dataset[Delivery]):
     """Stand-in for a map-style dataset: gives a delivery for the rows of a batch.
 
     Args:
@@ -141,24 +182,9 @@ class MapBatches(SentWhole, Dataset[Delivery]):
         self.fetching, self.resumption = fetching, resumption
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
-        self._failure: Failure | None = None
 
     def __len__(self) -> int:
         return len(self.fetching)
-
-    def fail_with(self, failure: Failure) -> None:
-        """Give an error in place of every batch, because the worker could not start."""
-        self._failure = failure
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it gives an error in place of every batch."""
-        return self._failure is not None
-
-    def begin_without_state(self, error: Exception) -> None:
-        """Give an error in place of every batch; see ``SentWhole``."""
-        self.dataset, self.resumption = None, Resumption()
-        self.fail_with(failure_of_unpickling(error))
 
     def __getitems__(
         self, rows: Sequence[Any], page_locked: PageLockedBatch | None = None
@@ -169,8 +195,9 @@ class MapBatches(SentWhole, Dataset[Delivery]):
             rows: Rows of the batch.
             page_locked: Where it is made; None for ordinary memory, as in workers.
         """
-        if self._failure is not None:
-            return Delivery(self._failure, FAILED, worker_number(), None)
+        failed = self._failed_delivery()
+        if failed is not None:
+            return failed
         batch = self.fetching.__getitems__(rows, page_locked)
         state = None
         if self.keeps_state:
@@ -185,7 +212,7 @@ class MapBatches(SentWhole, Dataset[Delivery]):
             self.dataset.load_state_dict(state.dataset)
 
 
-def _show_users_dataset() -> Any:
+def _show_users_dataset() -> StandIn:
     """Let ``get_worker_info().dataset`` be the user's dataset, as torch documents it.
 
     User code relies on it: ``worker_init_fn`` sets attributes on it, and a dataset
@@ -208,10 +235,10 @@ def _show_users_dataset() -> Any:
       would do nothing, and every worker would read the same samples.
 
     Returns:
-        The stand-in that was there.
+        The stand-in that was there, which torch goes on reading from.
     """
     info: Any = get_worker_info()
-    stand_in = info.dataset
+    stand_in: StandIn = info.dataset
     object.__setattr__(info, "dataset", stand_in.dataset)
     return stand_in
 
@@ -252,17 +279,6 @@ def _not_sent(error: Exception) -> LoaderError:
     not_sent = error_about(message, error, fix, why=why)
     not_sent.__cause__ = error
     return not_sent
-
-
-def failure_of_unpickling(error: Exception) -> Failure:
-    """Tell an error for which a worker could not be sent what it reads.
-
-    Args:
-        error: As code of the user's objects raised it.
-    """
-    what = "The dataset, or what is read with it, could not be unpickled in a worker: "
-    fix = "correct its __setstate__ or __reduce__, or multiprocessing_context='fork'; "
-    return Failure.of_start(what, error, f"{fix}num_workers=0 pickles nothing")
 
 
 class WorkerStart(SentWhole):

@@ -167,6 +167,8 @@ class LoaderEpoch(Iterator[Any]):
                 why = "it is the way of Python 2"
                 raise NoSuchAttributeError(message, why=why, fix="next(dataiter)")
             if name.startswith("_"):
+                # Python and libraries look for names such as __deepcopy__: they get the
+                # usual AttributeError.
                 return object.__getattribute__(self, name)
             raise no_such_attribute(self, name)
 
@@ -185,13 +187,7 @@ class LoaderEpoch(Iterator[Any]):
         be set when it does.
         """
         delivery = self._next_delivery()
-        if isinstance(delivery.batch, Failure | LocalFailure):
-            if isinstance(delivery.batch, Failure) and delivery.batch.is_of_start:
-                self.progress.lose_worker()
-            raise delivery.batch.rebuilt()
-        if isinstance(delivery.batch, NotRebuilt):
-            users_error = delivery.batch.error
-            raise delivery.batch.about(self._name_of(delivery)) from users_error
+        self._raise_if_failed(delivery)
         is_stream = self._batches is None
         standing = self._last_taken.after(delivery, numbered=not is_stream)
         taken = standing.position.batches
@@ -199,14 +195,24 @@ class LoaderEpoch(Iterator[Any]):
             self._download_ahead.advance(taken)
         if is_stream:
             self._check_length(taken)
-        if self._equal_batches is not None and not self._equal_batches.note(
-            delivery.batch, stacklevel=3
-        ):
-            self._equal_batches = None
+        if self._equal_batches is not None:
+            # The loop calls __next__, which calls this.
+            has_more = self._equal_batches.note(delivery.batch, stacklevel=3)
+            self._equal_batches = self._equal_batches if has_more else None
         self._last_taken = standing
         return TakenBatch(delivery.batch, standing)
 
-    def _name_of(self, delivery: Delivery) -> str:
+    def _raise_if_failed(self, delivery: Delivery) -> None:
+        """Raise the error that came in the place of a batch."""
+        failure = delivery.batch
+        if isinstance(failure, NotRebuilt):
+            raise failure.about(self._name_batch_of(delivery)) from failure.error
+        if isinstance(failure, Failure) and failure.is_of_start:
+            self.progress.lose_worker()
+        if isinstance(failure, Failure | LocalFailure):
+            raise failure.rebuilt()
+
+    def _name_batch_of(self, delivery: Delivery) -> str:
         """Name a batch by its samples, where they are known, to begin a message."""
         if isinstance(self._batches, EpochBatches):
             rows = self._batches.epoch_from(self._start).batch(delivery.number)
@@ -250,6 +256,7 @@ class LoaderEpoch(Iterator[Any]):
         text = f"epoch {self._start.epoch} has no batches: probably the dataset's "
         text += "__iter__ returns an iterator that was read before; make a new one in "
         text += "__iter__, such as iter(self.samples)"
+        # The loop calls __next__, which calls take, _next_delivery and this.
         warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _end_after_death(self) -> None:

@@ -18,8 +18,8 @@ from loaderkit.loader.delivery import (
     SKIPPED,
     Delivery,
     Resumption,
+    StandIn,
     WorkerState,
-    failure_of_unpickling,
 )
 from loaderkit.loader.digests import digest_of_plain
 from loaderkit.loader.failures import Failure, LocalFailure
@@ -29,7 +29,6 @@ from loaderkit.loader.ranks import Ranks, RankShare, count_groups
 from loaderkit.loader.stateful import is_own_iterator, read_state
 from loaderkit.loader.users_errors import error_about, to_correct
 from loaderkit.randomness import Seeded, mix_seed
-from loaderkit.sending import SentWhole
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class EqualBatches:
         return False
 
 
-class IterableBatches(SentWhole, IterableDataset[Delivery]):
+class IterableBatches(StandIn, IterableDataset[Delivery]):
     """Stand-in for an iterable dataset: gives deliveries of whole batches.
 
     Args:
@@ -215,32 +214,18 @@ class IterableBatches(SentWhole, IterableDataset[Delivery]):
         self.rule = rule
         self.epoch = epoch
         self.resumption = resumption
-        self._failure: Failure | None = None
         self._resumed_epoch = int(epoch)
-
-    def fail_with(self, failure: Failure) -> None:
-        """Give an error in place of every batch, because the worker could not start."""
-        self._failure = failure
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether it gives an error in place of every batch."""
-        return self._failure is not None
-
-    def begin_without_state(self, error: Exception) -> None:
-        """Give an error in place of every batch; see ``SentWhole``."""
-        self.dataset = None
-        self.fail_with(failure_of_unpickling(error))
 
     def __iter__(self) -> Iterator[Delivery]:
         """Call ``iter`` of the user's dataset, and give its batches.
 
         It is called now and not with the first batch, as torch does.
         """
+        failed = self._failed_delivery()
+        if failed is not None:
+            return iter([failed])
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        if self._failure is not None:
-            return iter([Delivery(self._failure, FAILED, worker, None)])
         epoch, state = int(self.epoch), WorkerState()
         last_worker = SKIPPED
         if epoch == self._resumed_epoch:

@@ -15,24 +15,15 @@ from loaderkit.units import count_of
 
 STATE_VERSION = 8
 """Of what ``state_dict`` gives."""
-_WITHOUT_DATASET = 7
-"""The version before, which did not say of which cache the samples were.  It is read:
-whether they are the same nobody can tell then, as with samples that have no cache."""
+_VERSION_WITHOUT_DATASET = 7
+"""The version before, which did not say of which cache the samples are.  It is read
+too: whether they are the same is not checked then, as with samples without a cache."""
 _ALWAYS_THERE = {"version", "seed", "epoch", "batches", "samples", "batching", "order"}
+"""Names that every state has."""
+_RULES_OF_ORDER = ("order", "batches")
+"""Parts of an order that do not follow from the samples: its rule, and how batches are
+cut where they are shuffled as a whole."""
 _TAKE_OWN_STATE = "load_state_dict(loader.state_dict())"
-
-
-def _state_meant_by(given: object, expected: ExpectedState) -> str:
-    """Write how the state is got out of what was given in its place."""
-    if isinstance(given, str) and given.lstrip().startswith("{"):
-        return "load_state_dict(json.loads(text))"
-    if isinstance(given, str | os.PathLike):
-        return f"load_state_dict(torch.load({os.fspath(given)!r}))"
-    if isinstance(given, Mapping):
-        for name, value in given.items():
-            if isinstance(value, Mapping) and expected.required <= set(value):
-                return f"load_state_dict(state[{name!r}])"
-    return _TAKE_OWN_STATE
 
 
 class RankOfState(NamedTuple):
@@ -99,7 +90,7 @@ def check_state(state: Mapping[str, Any], expected: ExpectedState) -> None:
         why = f"got {kind_of(state)}"
         raise LoaderError(message, why=why, fix=_state_meant_by(state, expected))
 
-    if state["version"] not in {STATE_VERSION, _WITHOUT_DATASET}:
+    if state["version"] not in {STATE_VERSION, _VERSION_WITHOUT_DATASET}:
         raise _wrong_version(state["version"])
     if not expected.counts_samples or "ahead" in state or "rank" in state:
         # Batches are counted, and those out of turn have the numbers of this division.
@@ -225,9 +216,22 @@ def changed_since_loading(
     return LoaderError(message, why=why, fix=f"{fix}epoch")
 
 
+def _state_meant_by(given: object, expected: ExpectedState) -> str:
+    """Write how the state is got out of what was given in its place."""
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        return "load_state_dict(json.loads(text))"
+    if isinstance(given, str | os.PathLike):
+        return f"load_state_dict(torch.load({os.fspath(given)!r}))"
+    if isinstance(given, Mapping):
+        for name, value in given.items():
+            if isinstance(value, Mapping) and expected.required <= set(value):
+                return f"load_state_dict(state[{name!r}])"
+    return _TAKE_OWN_STATE
+
+
 def _wrong_version(version: object) -> LoaderError:
     message = f"The state has version {version!r}, this loader reads {STATE_VERSION} "
-    message += f"and {_WITHOUT_DATASET}."
+    message += f"and {_VERSION_WITHOUT_DATASET}."
     why = "other releases count what was given in another way"
     fix = "end the epoch with the release that wrote it; or begin the next: "
     return LoaderError(
@@ -253,13 +257,8 @@ def _has_grown(theirs: object, ours: Mapping[str, Any]) -> bool:
     count_then, count_now = theirs.get("samples"), ours.get("samples")
     if not (isinstance(count_then, int) and isinstance(count_now, int)):
         return False
-    is_alike = all(theirs.get(name) == ours.get(name) for name in _OF_NO_SAMPLES)
+    is_alike = all(theirs.get(name) == ours.get(name) for name in _RULES_OF_ORDER)
     return is_alike and count_then < count_now
-
-
-_OF_NO_SAMPLES = ("order", "batches")
-"""Parts of an order that do not follow from the samples: the rule, and how whole
-batches are cut that are shuffled."""
 
 
 def _grown_since(state: Mapping[str, Any], expected: ExpectedState) -> LoaderError:

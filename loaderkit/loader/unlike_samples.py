@@ -60,7 +60,7 @@ def explain_difference(
         return Unjoined(why, fix)
     if difference is None:
         return _explain_refused_value(samples)
-    if _are_columns(dataset):
+    if _holds_columns(dataset):
         why = f"{difference.words}: the dataset is a {type(dataset).__name__} of "
         why += "columns, and the loader reads its items as samples"
         return Unjoined(why, "torch.utils.data.TensorDataset(*dataset)")
@@ -70,7 +70,7 @@ def explain_difference(
     return Unjoined(difference.words, fix)
 
 
-def _are_columns(dataset: object) -> bool:
+def _holds_columns(dataset: object) -> bool:
     """Tell whether a list or tuple holds arrays of one length, as (X, y) does."""
     if not isinstance(dataset, list | tuple) or not 1 < len(dataset) <= _MOST_COLUMNS:
         return False
