@@ -38,10 +38,10 @@ _LARGEST_INT = 2**31 - 1
 _LARGEST_MB = _LARGEST >> 20
 _DEFAULT_SEGMENT_MB = 20
 """Of torch's large segments, where no option says another size."""
-_SINCE_OF_COMMON_READER: TorchVersion = (2, 9)
-"""The first torch that has one in builds without CUDA."""
-_SINCE_OF_TOKENIZER: TorchVersion = (2, 10)
-"""The first torch whose builds for CUDA read as all others do."""
+_FIRST_WITH_COMMON_READER: TorchVersion = (2, 9)
+"""The first torch whose builds without CUDA read settings at all."""
+_FIRST_WITH_TOKENIZER: TorchVersion = (2, 10)
+"""The first torch whose builds for CUDA read by the rules of all others."""
 
 
 class _Grammar(NamedTuple):
@@ -74,9 +74,9 @@ _UNTIL_2_9 = _Grammar(
     may_split_at_segment_size=False,
 )
 
-RejectionCause = Literal["name", "flag", "number", "structure", "load"]
-"""What torch cannot read: the name of an option, a flag, a number, or the order of the
-tokens; "load": the order, so that torch cannot even be imported."""
+RejectionCause = Literal["name", "flag", "value", "structure", "load"]
+"""What torch cannot read: the name of an option, a flag, another value, or the order of
+the tokens; "load": the order, so that torch cannot even be imported."""
 
 
 class RejectedSettingError(ValueError):
@@ -101,7 +101,7 @@ class Option:
     """As it was written, without white space."""
     is_known: bool
     """False: torch skips it, whatever its value."""
-    taken: str | None = None
+    taken_for: str | None = None
     """What torch takes the value for, where that is not what was written."""
 
 
@@ -133,7 +133,8 @@ class _AllocatorConfigParser:
     backend: str
     grammar: _Grammar
     is_async_at_load: bool = False
-    """Whether ``backend:cudaMallocAsync`` was found when torch was loaded."""
+    """Whether ``backend:cudaMallocAsync`` was found when torch was loaded; the backend
+    that is read at the first use must be the same."""
     skipped_options: frozenset[str] = frozenset()
     """Those whose values it leaves to another reader."""
     segment_mb: int = _DEFAULT_SEGMENT_MB
@@ -202,8 +203,8 @@ class _AllocatorConfigParser:
         value = self.token_at(value_position)
         if kind is OptionKind.DIVISIONS and value == "[":
             return self.read_divisions(name, value_position)
-        taken = self.check_value(name, kind, value)
-        self.options.append(Option(name, value, is_known=True, taken=taken))
+        taken_for = self.check_value(name, kind, value)
+        self.options.append(Option(name, value, is_known=True, taken_for=taken_for))
         return value_position
 
     def check_value(self, name: str, kind: OptionKind, value: str) -> str | None:
@@ -219,15 +220,14 @@ class _AllocatorConfigParser:
             return self.check_share(name, kind, value)
 
         number = self.read_number(name, value)
-        if kind in {OptionKind.DIVISIONS, OptionKind.THREADS} and not _is_power_of_two(
-            number
-        ):
-            _reject_setting(f"{name} must be a power of two", "number")
+        must_be_power = kind in {OptionKind.DIVISIONS, OptionKind.THREADS}
+        if must_be_power and not _is_power_of_two(number):
+            _reject_setting(f"{name} must be a power of two", "value")
         least, most = self.allowed_range(kind)
         if number < least:
-            _reject_setting(f"{name} must be at least {least}", "number")
+            _reject_setting(f"{name} must be at least {least}", "value")
         if number > most:
-            _reject_setting(f"{name} must be at most {most}", "number")
+            _reject_setting(f"{name} must be at most {most}", "value")
         if kind is OptionKind.SEGMENT:
             self.segment_mb = min(number, _LARGEST_MB)
         return _value_if_changed(str(number), value)
@@ -237,7 +237,7 @@ class _AllocatorConfigParser:
         asynchronous = ASYNC_BACKENDS[self.backend]
         if value != "native" and value not in asynchronous:
             names = " or ".join(["native", *sorted(asynchronous)])
-            _reject_setting(f"backend wants {names}", "number")
+            _reject_setting(f"backend wants {names}", "value")
         if (value in asynchronous) is not self.is_async_at_load:
             why = f"an INTERNAL ASSERT: backend:{value} is not what was found while "
             why += "torch was loaded, the first that is written whole"
@@ -263,7 +263,7 @@ class _AllocatorConfigParser:
         if kind is OptionKind.SHARE:
             is_inside = 0 <= number <= 1
         if not is_inside:
-            _reject_setting(f"{name} wants {kind.value}", "number")
+            _reject_setting(f"{name} wants {kind.value}", "value")
         return None if text_read == value else text_read
 
     def read_divisions(self, name: str, position: int) -> int:
@@ -276,10 +276,10 @@ class _AllocatorConfigParser:
             divisions = self.read_number(name, self.token_at(position + 2))
             if divisions != 0 and not _is_power_of_two(divisions):
                 why = f"the divisions of {name} must be powers of two, or 0"
-                _reject_setting(why, "number")
+                _reject_setting(why, "value")
             if boundary != ">" and not _is_power_of_two(_read_unsigned(name, boundary)):
                 why = f"the intervals of {name} must be powers of two"
-                _reject_setting(why, "number")
+                _reject_setting(why, "value")
             position += 2
             # Behind a value stands the end of the list, or a comma.
             if self.token_at(position + 1) != "]":
@@ -323,7 +323,7 @@ def read_allocator_settings(
 
     >>> read_allocator_settings("expandable_segments:yes").rejected
     RejectedSettingError('expandable_segments wants True or False, written so')
-    >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken
+    >>> read_allocator_settings("max_split_size_mb:64abc").options[0].taken_for
     '64'
     >>> read_allocator_settings("max_split_size_mb:20", "cuda", (2, 9)).rejected
     RejectedSettingError('max_split_size_mb must be at least 21')
@@ -331,24 +331,31 @@ def read_allocator_settings(
     is_certain = torch_version == nearest_known(torch_version)
     torch_version = nearest_known(torch_version)
     is_cuda = backend in CUDA_BACKENDS
-    if not is_cuda and torch_version < _SINCE_OF_COMMON_READER:
+    if not is_cuda and torch_version < _FIRST_WITH_COMMON_READER:
         return SettingsReading()  # such a build reads no setting
     grammar = _grammar_of(backend, torch_version)
     reads_backend = is_cuda and not common_only
     names = options_read_by(backend, torch_version)
     known = options_read_by("cpu", torch_version) if common_only else names
+    tokens = split_tokens(settings, grammar.blanks)
+    is_async_at_load = False
+    try:
+        if reads_backend and grammar.checks_separators:
+            is_async_at_load = _words_name_async_at_load(settings, backend)
+        elif reads_backend:
+            is_async_at_load = _tokens_name_async_at_load(tokens, backend)
+    except RejectedSettingError as error:
+        return SettingsReading((), error, is_certain=is_certain)
     parser = _AllocatorConfigParser(
-        split_tokens(settings, grammar.blanks),
+        tokens,
         known,
         backend,
         grammar,
+        is_async_at_load,
         skipped_options=frozenset(names.keys() - known.keys()),
     )
     try:
-        if reads_backend and grammar.checks_separators:
-            parser.is_async_at_load = _words_name_async_at_load(settings, backend)
-        elif reads_backend:
-            parser.is_async_at_load = _tokens_name_async_at_load(parser.tokens, backend)
+        # In this order: a size that stands last bounds the splits before it.
         parser.read_segment_size()
         parser.read_options()
     except RejectedSettingError as error:
@@ -368,7 +375,7 @@ def least_split_mb(backend: str, torch_version: TorchVersion) -> int:
 
 
 def _grammar_of(backend: str, torch_version: TorchVersion) -> _Grammar:
-    is_older = backend in CUDA_BACKENDS and torch_version < _SINCE_OF_TOKENIZER
+    is_older = backend in CUDA_BACKENDS and torch_version < _FIRST_WITH_TOKENIZER
     return _UNTIL_2_9 if is_older else _TOKENIZER
 
 
@@ -433,7 +440,7 @@ def _read_unsigned(name: str, value: str) -> int:
     """Read as ``std::stoull`` does: a sign, digits, and nothing of what follows."""
     number = _read_integer(name, value)
     if abs(number) > _LARGEST:
-        _reject_setting(f"{name}: {value} is too large", "number")
+        _reject_setting(f"{name}: {value} is too large", "value")
     return number % (_LARGEST + 1)
 
 
@@ -441,7 +448,7 @@ def _read_int(name: str, value: str) -> int:
     """Read as ``std::stoi`` does; a negative number becomes a very large size."""
     number = _read_integer(name, value)
     if not -_LARGEST_INT - 1 <= number <= _LARGEST_INT:
-        _reject_setting(f"{name}: {value} is too large", "number")
+        _reject_setting(f"{name}: {value} is too large", "value")
     return number % (_LARGEST + 1)
 
 
@@ -449,7 +456,7 @@ def _read_integer(name: str, value: str) -> int:
     # C++ knows ASCII digits only; int() and \d would take those of any script.
     match = re.match(r"[ \t\n\v\f\r]*([+-]?\d+)", value, re.ASCII)
     if match is None:
-        _reject_setting(f"{name} wants a number, got {value!r}", "number")
+        _reject_setting(f"{name} wants a number, got {value!r}", "value")
     return int(match[1])
 
 
@@ -464,7 +471,7 @@ def _read_double(name: str, value: str) -> tuple[float, str]:
         re.ASCII,
     )
     if match is None:
-        _reject_setting(f"{name} wants a number, got {value!r}", "number")
+        _reject_setting(f"{name} wants a number, got {value!r}", "value")
     text = match[0].lstrip(" \t\n\v\f\r")
     if "x" in text.lower():
         number = float.fromhex(text)
@@ -474,12 +481,15 @@ def _read_double(name: str, value: str) -> tuple[float, str]:
     # strtod reports a denormal number as out of range too (glibc), but no zero.
     is_tiny = abs(number) < sys.float_info.min and re.search(r"[1-9]", digits)
     if is_tiny or (math.isinf(number) and "n" not in text.lower()):
-        _reject_setting(f"{name}: {value} is out of range", "number")
+        _reject_setting(f"{name}: {value} is out of range", "value")
     return number, text
 
 
 def _value_if_changed(number: str, value: str) -> str | None:
-    return None if number == value.lstrip("+0") or number == value else number
+    """Give the number that torch reads; None where the value says the same."""
+    # A sign and leading zeros change nothing; of "0" itself nothing would be left.
+    is_same = number in {value, value.lstrip("+0")}
+    return None if is_same else number
 
 
 def _is_power_of_two(number: int) -> bool:

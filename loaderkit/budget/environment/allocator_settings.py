@@ -47,8 +47,8 @@ _LOW_ABOVE_HIGH = 1
 _WATERMARK_OUT_OF_RANGE = 2
 _NO_LIMIT = 3
 _OVERRIDDEN_NAME = 4
-_NUMBER_OF_CAUSE = {"flag": 5, "structure": 6, "load": 6, "number": 7, "name": 14}
-"""By what the reader of torch misses."""
+_RULE_OF_CAUSE = {"flag": 5, "structure": 6, "load": 6, "value": 7, "name": 14}
+"""The number of the rule, by what the reader of torch misses."""
 _SPLIT_BESIDE_SEGMENTS = 8
 _SEGMENTS_THAT_CRASH = 9
 _TOO_LATE = 10
@@ -343,7 +343,7 @@ def _variable_not_read(name: str, value: str, setting: Setting) -> EnvironmentFi
 
 
 def _old_name(setting: Setting) -> str:
-    """Give the name that every torch reads, of this build."""
+    """Give the variable that every version of torch reads, of this build."""
     cuda_name, hip_name = OLD_NAMES
     return hip_name if setting.backend == "hip" else cuda_name
 
@@ -371,14 +371,14 @@ def _rejected_by_torch(
     """Say that torch raises; where torch was asked, its answer counts."""
     rejected = reading.rejected
     # Torch may refuse what our reading of its rules would let pass.
-    number = _OTHER_REFUSAL if rejected is None else _NUMBER_OF_CAUSE[rejected.cause]
+    number = _OTHER_REFUSAL if rejected is None else _RULE_OF_CAUSE[rejected.cause]
     fix = _mending_command(name, value, setting)
     if setting.torch_error is not None:
         why = f"the first use of the allocator raises {setting.torch_error}"
         if rejected is not None:
             why += f" ({_why_rejected(rejected, setting)})"
         yield EnvironmentFinding(number, "crash", name, value, why, fix)
-    elif rejected is not None and not _has_taken(value, reading, setting):
+    elif rejected is not None and not _torch_accepted(value, reading, setting):
         why = _why_rejected(rejected, setting)
         prevents_import = rejected.cause == "load"
         if not prevents_import:
@@ -391,8 +391,8 @@ def _rejected_by_torch(
         yield EnvironmentFinding(number, level, name, value, why, fix, prevents_import)
 
 
-def _has_taken(value: str, reading: SettingsReading, setting: Setting) -> bool:
-    """Tell whether torch was asked, and reads what our reading rejects."""
+def _torch_accepted(value: str, reading: SettingsReading, setting: Setting) -> bool:
+    """Tell whether torch was asked, and took a setting that our reading rejects."""
     if not setting.asked_torch:
         return False
     if setting.backend not in CUDA_BACKENDS or not reading.is_certain:
@@ -425,8 +425,8 @@ def _without_effect(
 ) -> Iterator[EnvironmentFinding]:
     fix = _mending_command(name, value, setting)
     for option in reading.options:
-        if option.is_known and option.taken is not None:
-            why = f"torch takes {option.name}:{option.value} for {option.taken}"
+        if option.is_known and option.taken_for is not None:
+            why = f"torch takes {option.name}:{option.value} for {option.taken_for}"
             yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, why, fix)
         elif not option.is_known:
             yield _skipped_option(name, value, option, fix, setting)
@@ -477,7 +477,8 @@ def _conflicting_options(
     # All that is said below is of options that do not go with this one.
     if options.get("expandable_segments", "").lower() != "true":
         return
-    others = ",".join(f"{k}:{v}" for k, v in options.items() if "expand" not in k)
+    del options["expandable_segments"]
+    others = ",".join(f"{option}:{given}" for option, given in options.items())
     mended = mended_settings(others, setting.backend, setting.torch_version)
     plain = f"export {name}={shlex.quote(mended)}" if mended else f"unset {name}"
     if "max_split_size_mb" in options:

@@ -38,9 +38,11 @@ _EXAMPLES = {
     OptionKind.BACKEND: "native",
 }
 """A value that torch takes, where nothing of what was written can be kept."""
-_LEAST = {OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}
+_LEAST_MEANT = {OptionKind.SEGMENT: 20, OptionKind.POSITIVE: 1}
 """The least number that is meant, where it is not 0: 20 MiB are torch's segment."""
-_LIKE = 0.7
+_MEAN_FALSE = {"false", "0", "no", "off", "none", "disable", "disabled"}
+"""Values of a flag that are meant as False; who names an option mostly wants it."""
+_LEAST_LIKENESS = 0.7
 """Likeness of names from which one is taken for the other misspelt; chosen: options are
 long, and only torch's own stand to choose from."""
 
@@ -53,7 +55,7 @@ def nearest_option(name: str, known: Iterable[str]) -> str | None:
     ('max_split_size_mb', None)
     """
     plain = name.lower().strip("'\"")
-    near = difflib.get_close_matches(plain, list(known), 1, _LIKE)
+    near = difflib.get_close_matches(plain, list(known), 1, _LEAST_LIKENESS)
     return near[0] if near else None
 
 
@@ -73,6 +75,19 @@ def mended_settings(
     >>> mended_settings("expandable_segments=true;max_split_size:128")
     'expandable_segments:True,max_split_size_mb:128'
     """
+    options = _options_meant(settings, backend, torch_version)
+    candidate = _joined_if_read(options, backend, torch_version)
+    if candidate is None:
+        # A split may be smaller than the size of a segment that is set beside it.
+        options.pop("large_segment_size_mb", None)
+        candidate = _joined_if_read(options, backend, torch_version)
+    return candidate
+
+
+def _options_meant(
+    settings: str, backend: str, torch_version: TorchVersion
+) -> dict[str, str]:
+    """Read the options of a text, each with a value that torch takes."""
     known = options_read_by(backend, torch_version)
     options: dict[str, str] = {}
     for name, value in _split_leniently(settings):
@@ -90,13 +105,7 @@ def mended_settings(
     if is_async_backend(options.get("backend", "")):
         for name in NATIVE_OPTIONS:
             options.pop(name, None)
-    # One option cannot go with another, such as a split below the size of a segment.
-    for left_out in ("", "large_segment_size_mb"):
-        options.pop(left_out, None)
-        candidate = _joined_if_read(options, backend, torch_version)
-        if candidate is not None:
-            return candidate
-    return None
+    return options
 
 
 def _is_read_whole(
@@ -106,7 +115,8 @@ def _is_read_whole(
     reading = read_allocator_settings(f"{name}:{value}", backend, torch_version)
     if reading.rejected is not None:
         return False
-    return [option.taken for option in reading.options] == [None]
+    # A value with a comma or a colon in it may be read as several options.
+    return [option.taken_for for option in reading.options] == [None]
 
 
 def _joined_if_read(
@@ -130,21 +140,19 @@ def _split_leniently(settings: str) -> Iterator[tuple[str, str]]:
 
 
 def _mended_value(kind: OptionKind, value: str) -> str:
+    """Write a value that torch takes, as near to what was written as can be."""
     if kind is OptionKind.FLAG:
-        text = value.strip("'\"").lower()
-        return str(
-            text not in {"false", "0", "no", "off", "none", "disable", "disabled"}
-        )
+        return str(value.lower() not in _MEAN_FALSE)
     if kind is OptionKind.BACKEND:
         near = difflib.get_close_matches(value, ("native", "cudaMallocAsync"), 1)
         return near[0] if near else "native"
     if kind in {OptionKind.RATIO, OptionKind.SHARE}:
         return _mended_ratio(value)
-    # Cut off at nine digits: of twenty torch says that they are too large.
+    # No more than nine digits: with ten a number may be too large for torch's int.
     number = re.match(r"\d{1,9}", value, re.ASCII)
     if number is None:
         return _EXAMPLES[kind]
-    mended = max(int(number[0]), _LEAST.get(kind, 0))
+    mended = max(int(number[0]), _LEAST_MEANT.get(kind, 0))
     # torch takes powers of two alone for these.
     if kind in {OptionKind.DIVISIONS, OptionKind.THREADS}:
         nearest_exponent = round(math.log2(max(1, mended)))
