@@ -20,26 +20,35 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.step.call_arguments import Args, Kwargs
 
-_NARROW = {torch.bfloat16, torch.float16}
+NARROW_FLOATS = frozenset({torch.bfloat16, torch.float16})
 
 
-class AutocastTypes(Enum):
-    """What happens to the arguments of a function."""
+class CastPolicy(Enum):
+    """What autocast does with the arguments of a function, by torch's own names.
 
-    IN_FLOAT32 = "its narrow arguments are made float32"
-    INTO_FLOAT32 = "it reads them as they are, and adds up and returns float32"
-    WIDEST = "they are made the widest type among them"
-    NARROW = "they are made the type of autocast"
-    AS_THEY_ARE = "nothing: only the CPU's autocast changes them"
+    They are those of ``CastPolicy`` in torch's ``aten/src/ATen/autocast_mode.h``.
+    """
+
+    FP32 = "narrow arguments are cast to float32"
+    FP32_SET_OPT_DTYPE = "it is called with dtype=torch.float32, and nothing is cast"
+    # Norms have fp32_append_dtype, which comes to the same.
+    PROMOTE = "all are cast to the widest type among them"
+    LOWER_PRECISION_FP = "all are cast to the type of autocast"
+    FALLTHROUGH = "nothing, where autocast on the CPU would cast"
 
 
-def _functions(names: str, *places: Any) -> set[Any]:
-    found = [getattr(place, name, None) for place in places for name in names.split()]
-    return {function for function in found if function is not None}
+_NAMESPACES = (torch, torch.Tensor, torch.special, torch.linalg, functional)
 
 
-_PLACES = (torch, torch.Tensor, torch.special, torch.linalg, functional)
-_TYPES: dict[Any, AutocastTypes] = {
+def _functions(names: str) -> set[Any]:
+    """Give the functions and methods of torch that have one of some names."""
+    functions: set[Any] = set()
+    for name in names.split():
+        functions |= {getattr(namespace, name, None) for namespace in _NAMESPACES}
+    return functions - {None}
+
+
+_POLICIES: dict[Any, CastPolicy] = {
     **dict.fromkeys(
         _functions(
             # element by element
@@ -58,38 +67,36 @@ _TYPES: dict[Any, AutocastTypes] = {
             "nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
             "poisson_nll_loss hinge_embedding_loss cosine_embedding_loss "
             "margin_ranking_loss multilabel_margin_loss soft_margin_loss "
-            "triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits",
-            *_PLACES,
+            "triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits"
         ),
-        AutocastTypes.IN_FLOAT32,
+        CastPolicy.FP32,
     ),
     **dict.fromkeys(
         _functions(
-            "softmax log_softmax sum prod cumsum cumprod norm vector_norm matrix_norm",
-            *_PLACES,
+            "softmax log_softmax sum prod cumsum cumprod norm vector_norm matrix_norm"
         ),
-        AutocastTypes.INTO_FLOAT32,
+        CastPolicy.FP32_SET_OPT_DTYPE,
     ),
     **dict.fromkeys(
         _functions(
             "addcdiv addcmul atan2 bilinear cross dot vdot inner grid_sample "
-            "index_put tensordot scatter_add",
-            *_PLACES,
+            "index_put tensordot scatter_add"
         ),
-        AutocastTypes.WIDEST,
+        CastPolicy.PROMOTE,
     ),
     **dict.fromkeys(
-        _functions("addmv addr mv prelu chain_matmul multi_dot", *_PLACES),
-        AutocastTypes.NARROW,
+        _functions("addmv addr mv prelu chain_matmul multi_dot"),
+        CastPolicy.LOWER_PRECISION_FP,
     ),
     **dict.fromkeys(
-        _functions("pad avg_pool3d trace quantile nanquantile", *_PLACES),
-        AutocastTypes.AS_THEY_ARE,
+        _functions("pad avg_pool3d trace quantile nanquantile"),
+        CastPolicy.FALLTHROUGH,
     ),
 }
+"""Of functions that autocast treats otherwise on CUDA than on the CPU."""
 
 
-def autocast_types(func: Callable[..., Any], kwargs: Kwargs) -> AutocastTypes | None:
+def cast_policy_of(func: Callable[..., Any], kwargs: Kwargs) -> CastPolicy | None:
     """Say how autocast changes the arguments of a function on CUDA.
 
     Args:
@@ -101,57 +108,60 @@ def autocast_types(func: Callable[..., Any], kwargs: Kwargs) -> AutocastTypes | 
     """
     if not torch.is_autocast_enabled("cpu") or kwargs.get("out") is not None:
         return None
-    types = _TYPES.get(func)
-    if types is AutocastTypes.INTO_FLOAT32 and kwargs.get("dtype") is not None:
-        return AutocastTypes.AS_THEY_ARE
-    return types
+    policy = _POLICIES.get(func)
+    if policy is CastPolicy.FP32_SET_OPT_DTYPE and kwargs.get("dtype") is not None:
+        return CastPolicy.FALLTHROUGH
+    return policy
 
 
-def run_in_types(
-    func: Callable[..., Any], types: AutocastTypes, args: Args, kwargs: Kwargs
+def run_by_policy(
+    func: Callable[..., Any], policy: CastPolicy, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Run a function with its arguments in the types of CUDA's autocast.
+    """Run a function with its arguments as CUDA's autocast makes them.
 
     Args:
         func: Of torch's.
-        types: As :func:`autocast_types` says.
+        policy: As :func:`cast_policy_of` says.
         args: As it was called.
         kwargs: The same.
 
     Returns:
         What it returns.
     """
-    if types is AutocastTypes.INTO_FLOAT32:
-        if any(_is_narrow(argument) for argument in args[:1]):
+    if policy is CastPolicy.FP32_SET_OPT_DTYPE:
+        # Each of them takes one tensor, by position or by name.
+        if any(map(_is_narrow, [*args, *kwargs.values()])):
             kwargs = {**kwargs, "dtype": torch.float32}
     else:
-        dtype = _dtype_of(types, [*args, *kwargs.values()])
+        dtype = _choose_dtype(policy, [*args, *kwargs.values()])
         args = tuple(_cast(argument, dtype) for argument in args)
         kwargs = {name: _cast(argument, dtype) for name, argument in kwargs.items()}
+    # Or the CPU's autocast would cast them again.
     with torch.autocast("cpu", enabled=False):
         return func(*args, **kwargs)
 
 
-def _dtype_of(types: AutocastTypes, arguments: Iterable[Any]) -> torch.dtype | None:
-    """Choose what floats are made; None leaves them as they are."""
-    if types is AutocastTypes.IN_FLOAT32:
+def _choose_dtype(policy: CastPolicy, arguments: Iterable[Any]) -> torch.dtype | None:
+    """Choose what floats are cast to; None leaves them as they are."""
+    if policy is CastPolicy.FP32:
         return torch.float32
-    if types is AutocastTypes.NARROW:
+    if policy is CastPolicy.LOWER_PRECISION_FP:
         return torch.get_autocast_dtype("cpu")
-    if types is AutocastTypes.WIDEST:
+    if policy is CastPolicy.PROMOTE:
         floats = {argument.dtype for argument in arguments if _is_castable(argument)}
         return torch.float32 if torch.float32 in floats else None
     return None
 
 
 def cast_to_autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor the type of autocast, if that is on and can change it."""
+    """Cast a tensor to the type of autocast, if that is on and changes such tensors."""
     if not torch.is_autocast_enabled("cpu") or not _is_castable(tensor):
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
 def _cast(argument: Any, dtype: torch.dtype | None) -> Any:
+    """Cast a tensor, or those in a list or tuple; None casts nothing."""
     if dtype is not None and _is_castable(argument):
         return argument.to(dtype)
     if isinstance(argument, list | tuple) and dtype is not None:
@@ -166,4 +176,4 @@ def _is_castable(argument: Any) -> bool:
 
 
 def _is_narrow(argument: Any) -> bool:
-    return isinstance(argument, torch.Tensor) and argument.dtype in _NARROW
+    return isinstance(argument, torch.Tensor) and argument.dtype in NARROW_FLOATS

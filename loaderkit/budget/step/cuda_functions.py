@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 from loaderkit.budget.step.allocation_log import Bounds
 from loaderkit.budget.step.cuda_autocast import (
-    autocast_types,
+    NARROW_FLOATS,
+    cast_policy_of,
     cast_to_autocast,
-    run_in_types,
+    run_by_policy,
 )
 from loaderkit.budget.step.cuda_kernels import attention_workspace
 
@@ -73,9 +74,9 @@ class CudaFunctions(TorchFunctionMode):
     ) -> Any:
         """Run a function as CUDA does, or as it is."""
         kwargs = kwargs or {}
-        changed_types = autocast_types(func, kwargs)
-        if changed_types is not None:
-            return run_in_types(func, changed_types, args, kwargs)
+        policy = cast_policy_of(func, kwargs)
+        if policy is not None:
+            return run_by_policy(func, policy, args, kwargs)
         if func in _DROPOUTS:
             return _drop_out(func, *args, **kwargs)
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 -- no other way
@@ -322,7 +323,7 @@ def _has_fused_kernel(
     takes float32 and masks where rows are aligned, and no heads that share keys; with
     narrow floats cuDNN takes those (on an H100: 12.5 MiB in place of 28.6).
     """
-    is_narrow = query.dtype in {torch.bfloat16, torch.float16}
+    is_narrow = query.dtype in NARROW_FLOATS
     if is_narrow and mask is None:
         return True
     is_aligned = query.shape[-1] * query.itemsize % _ALIGNED_BYTES == 0
