@@ -213,6 +213,20 @@ def _of_safe_softmax(call: KernelCall) -> Bounds:
     return Bounds.exactly(scores.nbytes + math.prod(scores.shape))
 
 
+def copy_if_strided(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Make what ``contiguous()`` makes: a copy, where numbers do not lie in a row.
+
+    Args:
+        tensor: A gradient, say; None where there is none.
+
+    Returns:
+        Memory of its size; None where nothing is copied.
+    """
+    if tensor is None or tensor.is_contiguous():
+        return None
+    return tensor.new_empty(tensor.shape)
+
+
 def _copied_bytes(spec: TensorSpec) -> int:
     """Say what a copy takes of numbers that do not lie one after the other."""
     expected = 1
