@@ -110,6 +110,18 @@ class TensorSlot(NamedTuple):
     """Its axes in the order in which they lie in memory, such as (0, 2, 3, 1) of
     channels_last; empty: as they are."""
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor, start: int) -> TensorSlot:
+        """Describe a tensor that is to lie at some place."""
+        nbytes = tensor.numel() * tensor.element_size()
+        shape, axes = tuple(tensor.shape), _axes_in_memory(tensor)
+        return cls(tensor.dtype, shape, start, nbytes, axes)
+
+    @property
+    def end(self) -> int:
+        """Where the next tensor may begin: the end, aligned."""
+        return self.start + _aligned(self.nbytes)
+
 
 class _Segment(NamedTuple):
     """A piece of memory that another process can open."""
@@ -135,6 +147,7 @@ class SegmentRing:
         self._numbers: list[int] = []
         """Of the batch that was sent in each segment; 0 if none was."""
         self._turn = 0
+        """Index of the segment of the batch in the making."""
         self._reserved: torch.Tensor | None = None
         # A worker that is started anew may get the process number of one that ended:
         # its batches must not have the numbers of the other's.
@@ -302,7 +315,7 @@ class SharedBatch:
         _TensorlessPickler(pickled, tensors).dump(batch)
         self.pickled = pickled.getvalue()
         self.slots = _lay_out_tensors(tensors)
-        self.nbytes = _end_of(self.slots)
+        self.nbytes = _last_end(self.slots)
         self.inline: bytes | None = None
         self.segment: SegmentRef | None = None
         if self.nbytes <= _INLINE_BYTES:
@@ -319,8 +332,7 @@ class SharedBatch:
             [tensors[number] for number in copied],
             [self.slots[number] for number in copied],
         )
-        end = max((_end_of([slot]) for slot in self.slots), default=0)
-        self.segment = segments.put(end, fill)
+        self.segment = segments.put(_last_end(self.slots), fill)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ReceivedBatch, (self.pickled, self.slots, self.inline, self.segment)
@@ -435,6 +447,7 @@ def why_unsendable(batch: object) -> str:
     try:
         pickler.dump(batch)
     except Exception as error:  # noqa: BLE001
+        # The first sentence: torch's errors go on with advice for queues of its own.
         return f"{type(error).__name__}: {error}".split(". ")[0]
     return ""
 
@@ -463,7 +476,10 @@ class _NotingPickler(_TensorlessPickler):
 
 
 class _Nowhere(io.RawIOBase):
-    """Takes everything and keeps nothing."""
+    """A file that takes everything and keeps nothing.
+
+    A pickler calls nothing but its ``write``, and is annotated to want more.
+    """
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -484,10 +500,11 @@ class _TensorUnpickler(pickle.Unpickler):
 def _lay_out_tensors(tensors: list[torch.Tensor]) -> list[TensorSlot]:
     """Say where each tensor will lie, one after the other."""
     slots: list[TensorSlot] = []
+    start = 0
     for tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        shape, axes = tuple(tensor.shape), _axes_in_memory(tensor)
-        slots.append(TensorSlot(tensor.dtype, shape, _end_of(slots), nbytes, axes))
+        slot = TensorSlot.of(tensor, start)
+        slots.append(slot)
+        start = slot.end
     return slots
 
 
@@ -523,18 +540,16 @@ def _lay_out_around(
     slots: list[TensorSlot] = []
     copied: list[int] = []
     # Behind all of it: what is copied may be a view of a part that is in no slot.
-    free_start = math.ceil(len(reserved) / _ALIGNMENT) * _ALIGNMENT
+    free_start = _aligned(len(reserved))
     for number, tensor in enumerate(tensors):
-        nbytes = tensor.numel() * tensor.element_size()
         if _is_run_within(tensor, reserved):
             start = tensor.data_ptr() - reserved.data_ptr()
         else:
             copied.append(number)
             start = free_start
-        axes = _axes_in_memory(tensor)
-        slot = TensorSlot(tensor.dtype, tuple(tensor.shape), start, nbytes, axes)
+        slot = TensorSlot.of(tensor, start)
         slots.append(slot)
-        free_start = max(free_start, _end_of([slot]))
+        free_start = max(free_start, slot.end)
     return slots, copied
 
 
@@ -546,13 +561,14 @@ def _is_run_within(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
     return storage.data_ptr() == memory.untyped_storage().data_ptr()
 
 
-def _end_of(slots: list[TensorSlot]) -> int:
-    """Give where the next tensor may begin."""
-    if not slots:
-        return 0
-    last = slots[-1]
-    aligned_lines = math.ceil(last.nbytes / _ALIGNMENT)
-    return last.start + aligned_lines * _ALIGNMENT
+def _last_end(slots: list[TensorSlot]) -> int:
+    """Give where the last tensor of a segment ends, in whatever order they lie."""
+    return max((slot.end for slot in slots), default=0)
+
+
+def _aligned(nbytes: int) -> int:
+    """Round up to where a tensor may begin."""
+    return math.ceil(nbytes / _ALIGNMENT) * _ALIGNMENT
 
 
 class NotUnpickledError(Exception):

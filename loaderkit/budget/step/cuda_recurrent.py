@@ -37,8 +37,20 @@ _WIDE = 256
 _WORKSPACE_OUTPUTS_OF_WIDE = Bounds(low=2, likely=7, high=26)
 _ASSUMPTION = "the workspace of cuDNN's algorithm"
 
-_CELLS: dict[Any, tuple[int, int]] = {torch.gru_cell: (3, 5), torch.lstm_cell: (4, 4)}
-"""Gates of a cell, and what its kernel keeps: numbers for each number of the state."""
+
+class _CellSizes(NamedTuple):
+    """Numbers for each number of the state."""
+
+    gates: int
+    """Of each of the two products."""
+    kept: int
+    """What the kernel keeps for the backward pass (measured)."""
+
+
+_CELLS: dict[Any, _CellSizes] = {
+    torch.gru_cell: _CellSizes(gates=3, kept=5),
+    torch.lstm_cell: _CellSizes(gates=4, kept=4),
+}
 
 
 def is_recurrent_layer(func: object) -> bool:
@@ -253,13 +265,13 @@ class _Cell(torch.autograd.Function):
         *biases: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Make the next state and what is kept."""
-        gates, kept_gates = _CELLS[func]
-        width = of_values.shape[-1] // gates
+        sizes = _CELLS[func]
+        width = of_values.shape[-1] // sizes.gates
         rows = of_values.shape[:-1]
         outputs = [of_values.new_empty((*rows, width))]
         if func is torch.lstm_cell:
             outputs.append(of_values.new_empty((*rows, width)))
-        workspace = of_values.new_empty((*rows, kept_gates * width))
+        workspace = of_values.new_empty((*rows, sizes.kept * width))
         ctx.func = func
         ctx.save_for_backward(of_values, of_state, state, *biases, workspace)
         return tuple(outputs)
