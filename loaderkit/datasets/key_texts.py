@@ -60,10 +60,10 @@ def key_in_code(key: object) -> str:
     return repr(key)
 
 
-def names_no_sample(key: object) -> bool:
+def text_has_address(key: object) -> bool:
     """Tell whether a key's text has the address of an object, as ``object`` writes it.
 
-    >>> names_no_sample(object()), names_no_sample((3, print)), names_no_sample("a")
+    >>> text_has_address(object()), text_has_address((3, print)), text_has_address("a")
     (True, False, False)
     """
     return not isinstance(key, str) and _ADDRESS.search(key_text(key)) is not None

@@ -44,7 +44,7 @@ from loaderkit.datasets.fingerprint import (
     read_code,
 )
 from loaderkit.datasets.key_index import first_doubled
-from loaderkit.datasets.key_texts import key_in_code, key_text, names_no_sample
+from loaderkit.datasets.key_texts import key_in_code, key_text, text_has_address
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
@@ -59,6 +59,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaderkit.fixes import Part
+
+
+_NAME_ON_THE_HUB = re.compile(r"[A-Za-z][\w-]*(/[A-Za-z][\w.-]*)?")
+"""A dataset's name, mostly with its owner's."""
+_MOST_SPANS = 10**6
+"""Of a span there is a task and at least one file; chosen."""
 
 
 class Source(Protocol):
@@ -98,7 +104,7 @@ class Source(Protocol):
 
 
 def as_source(source: object, spans: int | None = None) -> Source | StreamSource:
-    """See something a user has as a source.
+    """Make a source of what a user wants to pack.
 
     Args:
         source: A list or tuple of samples, a map-style dataset, a PyG dataset, a
@@ -143,10 +149,6 @@ def as_source(source: object, spans: int | None = None) -> Source | StreamSource
 
     refuse_empty(packable, source)
     return packable
-
-
-_NAME_ON_THE_HUB = re.compile(r"[A-Za-z][\w-]*(/[A-Za-z][\w.-]*)?")
-"""A dataset's name, mostly with its owner's."""
 
 
 def _advice_on_mapping(given: Mapping[Any, Any]) -> tuple[str, Pack]:
@@ -225,10 +227,6 @@ def _as_spans(source: object, spans: int) -> SpanSource:
     return SpanSource(source, spans)
 
 
-_MOST_SPANS = 10**6
-"""Of a span there is a task and at least one file; chosen."""
-
-
 def describe_rows(source: Source | StreamSource, rows: range) -> str:
     """Say which samples some rows are, for messages.
 
@@ -243,8 +241,8 @@ def describe_rows(source: Source | StreamSource, rows: range) -> str:
     return f"samples {rows.start:,} to {rows.stop - 1:,}, from {key!r} on"
 
 
-def _is_known_to_dicts(key: object, other: object) -> bool:
-    """Tell whether a dict has two keys as one; it has no arrays, nor NaN twice."""
+def _are_one_key_of_dicts(key: object, other: object) -> bool:
+    """Tell whether a dict has two keys as one; of arrays and NaN it never has."""
     try:
         return len({key, other}) == 1
     except TypeError:
@@ -420,7 +418,10 @@ class KeyedSource:
             DatasetError: Two have one key, and ``row_of`` finds one of them; or a key
                 has another text in each process.  It names the first.
         """
-        self._refuse_keys_without_text()
+        self._refuse_keys_with_addresses()
+        self._refuse_doubled_keys()
+
+    def _refuse_doubled_keys(self) -> None:
         doubled = first_doubled(self._keys)
         if doubled is None:
             return
@@ -432,7 +433,7 @@ class KeyedSource:
             message += f"and {doubled.second:,}."
             why = "a key names one sample, and load() would make it twice"
             fix = "return list(dict.fromkeys(keys))"
-            if not _is_known_to_dicts(key, other):
+            if not _are_one_key_of_dicts(key, other):
                 fix = "return list({str(key): key for key in keys}.values())"
             fix += "; dataset[rows] may have a row twice"
             raise DatasetError(message, why=why, fix=fix)
@@ -447,18 +448,20 @@ class KeyedSource:
         fix = 'return [f"{type(key).__name__} {key}" for key in keys], or other names'
         raise DatasetError(message, why=why, fix=fix)
 
-    def _refuse_keys_without_text(self) -> None:
-        # Texts and numbers, which nearly all keys are, are kept in arrays.
+    def _refuse_keys_with_addresses(self) -> None:
+        # Texts and numbers, which nearly all keys are, are kept in arrays: of millions
+        # none is looked at.
         if not isinstance(self._keys, list):
             return
         for row, key in enumerate(self._keys):
-            if names_no_sample(key):
-                message = f"{type(self._dataset).__name__}.keys() gives "
-                message += f"{key_in_code(key)} in row {row:,}."
-                why = "its text has an address, another one in each process, so that "
-                why += "the cache would be stale in the next"
-                fix = "return names, paths or numbers, and find the object by them in "
-                raise DatasetError(message, why=why, fix=f"{fix}load(key)")
+            if not text_has_address(key):
+                continue
+            message = f"{type(self._dataset).__name__}.keys() gives {key_in_code(key)} "
+            message += f"in row {row:,}."
+            why = "its text has an address, another one in each process, so that the "
+            why += "cache would be stale in the next"
+            fix = "return names, paths or numbers, and find the object by them in "
+            raise DatasetError(message, why=why, fix=f"{fix}load(key)")
 
     def read(self, row: int) -> Any:
         """Call ``load``."""
