@@ -100,6 +100,8 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
         __tracebackhide__ = True
         try:
             return function(*args, **kwargs)
+        except OptionError:
+            raise  # a TypeError too, which says already what was wrong
         except TypeError as error:
             # Only now is it looked at whether the call was the fault: a call that
             # works costs nothing.

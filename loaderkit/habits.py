@@ -754,13 +754,13 @@ CALL_HINTS: Mapping[str, Hint] = {
         "build_loader(dataset, batch_size=32, shuffle=True)",
         "it takes the dataset and the device, and all options by name",
     ),
-    "estimate_step": Hint(
-        "estimate_step(model, (inputs, target), loss=loss)",
-        "it takes the model and the batch, and all options by name",
+    "diagnose_oom": Hint(
+        "diagnose_oom(error)", "it takes an error or its text, and plan= by name"
     ),
-    "plan_batch": Hint(
-        'plan_batch(model, dataset, "cpu", loss=loss)',
-        "it takes the model, the dataset and the device, and all options by name",
+    "oom_guard": Hint(
+        "oom_guard()",
+        "it takes nothing: with oom_guard() before a block, @oom_guard() above a "
+        "function",
     ),
 }
 """What a function is called with, by function: for calls that it does not take."""

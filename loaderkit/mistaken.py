@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import AsyncIterable, Coroutine, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
@@ -108,17 +107,11 @@ def mistaken_for_batch(given: object) -> Mistake | None:
         return Mistake("None is no batch.", "nothing was given", "next(iter(loader))")
     if isinstance(given, str | bytes | os.PathLike):
         path = os.fsdecode(given)
-        if re.fullmatch(r"\s*[\d.,_]+\s*([kmgt]i?)?b\s*", path, re.IGNORECASE):
-            message = f"A size is no batch: {given!r}."
-            why = "the batch comes behind the model, and the limit behind it"
-            return Mistake(message, why, f"(model, batch, {path!r})")
         instead = f"loaderkit.open_cache({path!r}).batch(range(32))"
         return Mistake(f"A path is no batch: {given!r}.", "it was not read", instead)
     if isinstance(given, type):
         message = f"{given.__name__} is a class, not a batch."
         return Mistake(message, "it was not called", f"{given.__name__}(...)")
-    if isinstance(given, torch.nn.Module):
-        return Mistake(message, "it is a model, which comes first", "(model, batch)")
     if isinstance(given, DataLoader):
         return Mistake(message, "it gives batches", "next(iter(loader))")
     if isinstance(given, Iterator):

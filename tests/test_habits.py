@@ -604,8 +604,8 @@ CALLED_WRONGLY = {
     "pack": lambda: pack(SAMPLES),
     "extend": lambda: extend("never.lk"),
     "build_loader": lambda: build_loader(SAMPLES, 32, True),
-    "estimate_step": lambda: estimate_step(MODEL),
-    "plan_batch": lambda: plan_batch(MODEL, SAMPLES),
+    "diagnose_oom": lambda: loaderkit.diagnose_oom(),
+    "oom_guard": lambda: loaderkit.oom_guard(MODEL),
 }
 
 

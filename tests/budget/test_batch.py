@@ -22,7 +22,7 @@ from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
-from loaderkit.errors import BudgetError, OptionError, StepError
+from loaderkit.errors import BudgetError, StepError
 from loaderkit.memory import probes
 
 MIB = 2**20
@@ -474,11 +474,3 @@ class _Sequences(torch.nn.Module):
 
     def forward(self, x):
         return self.linear(x if torch.is_tensor(x) else x.values)
-
-
-@pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.functional.mse_loss])
-def test_a_loss_in_the_place_of_the_device_is_told_how_it_is_given(loss):
-    samples = [torch.zeros(3)] * 4
-
-    with pytest.raises(OptionError, match="fix: device='cpu', loss="):
-        plan_batch(torch.nn.Linear(3, 2), samples, loss)

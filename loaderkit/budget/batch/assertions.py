@@ -15,6 +15,7 @@ from loaderkit.arguments import (
     suggest_keywords,
 )
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
+from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.train_step import device_spec
 from loaderkit.errors import DoesNotFitError, OptionError
 from loaderkit.mistaken import mistaken_for_batch
@@ -51,6 +52,7 @@ class FitOptions:
 
 
 @suggest_keywords
+@answer_misplaced(either=("limit", "snapshot"))
 def assert_fits(
     model: torch.nn.Module,
     batch: object,
@@ -84,11 +86,14 @@ def assert_fits(
     if limit is None and snapshot is None:
         message = "assert_fits needs limit=, snapshot=, or both."
         why = "it holds a step against one of them"
-        raise OptionError(message, why=why, fix='limit="8 GiB"')
+        fix = 'assert_fits(model, batch, limit="8 GiB")'
+        raise OptionError(message, why=why, fix=fix)
     # Before the limit, which is given in the place of the batch, too.
     mistake = mistaken_for_batch(batch)
     if mistake is not None:
-        raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
+        limit_argument = "" if limit is None else f", limit={limit!r}"
+        fix = mistake.fix(f"assert_fits(model, {{}}{limit_argument})")
+        raise OptionError(mistake.message, why=mistake.why, fix=fix)
     limit_bytes = None if limit is None else size_in_bytes("limit", limit, least=1)
     file = None
     if snapshot is not None:

@@ -39,6 +39,7 @@ from loaderkit.budget.batch.savings import (
 )
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
+from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.page import history_sections
 from loaderkit.budget.step.train_step import (
     OptimizerVariant,
@@ -350,6 +351,7 @@ class BatchPlan(HasPage):
 
 
 @suggest_keywords
+@answer_misplaced()
 def plan_batch(
     model: torch.nn.Module,
     dataset: Any,

@@ -212,7 +212,7 @@ def diagnose_oom(
     """
     saves = {}
     if plan is not None:
-        saves = {gain.remedy.name: gain.saves for gain in _savings_of(plan)}
+        saves = {gain.remedy.name: gain.saves for gain in _savings_of(plan, error)}
     if isinstance(error, str):
         if _names_a_file(error):
             raise _neither_error_nor_text(error)
@@ -249,8 +249,12 @@ def _names_a_file(text: str) -> bool:
         return False
 
 
-def _savings_of(plan: object) -> Any:
+def _savings_of(plan: object, error: object) -> Any:
     """Give what the remedies of a plan save.
+
+    Args:
+        plan: What was given as the plan.
+        error: What was given as the error: the plan, where the two were exchanged.
 
     Raises:
         OptionError: It is no plan of a batch.
@@ -259,7 +263,10 @@ def _savings_of(plan: object) -> Any:
     if savings is None:
         message = f"plan must be what plan_batch returned, got {show_value(plan)}."
         why = f"it is {kind_of(plan)}"
-        fix = "plan=plan_batch(model, dataset, device)"
+        fix = "diagnose_oom(error, plan=plan_batch(model, dataset, 'cpu'))"
+        if hasattr(error, "savings"):
+            why += f", and error is {kind_of(error)}"
+            fix = "diagnose_oom(error, plan=plan)"
         raise OptionError(message, why=why, fix=fix)
     return savings
 
@@ -268,7 +275,7 @@ def _neither_error_nor_text(given: object) -> OptionError:
     """Say what to give in place of what is often at hand where an error was caught."""
     message = f"diagnose_oom takes an error or a text, got {show_value(given)}."
     why = f"its type is {type(given).__name__}"
-    fix: str | Either = "except Exception as error: print(diagnose_oom(error))"
+    fix: str | Either = "diagnose_oom(error)"
     if isinstance(given, str):
         why = "it names a file; what stands in it is the text"
         file = given.strip()
@@ -276,8 +283,10 @@ def _neither_error_nor_text(given: object) -> OptionError:
         fix = Either(code, f"loaderkit explain {shlex.quote(file)}")
     elif given is None:
         why = "it is None: no error is being handled here, or this one has no cause"
-    elif isinstance(given, type):
+        fix = "except Exception as error: print(diagnose_oom(error))"
+    elif isinstance(given, type) and issubclass(given, BaseException):
         why = "it is a class of errors, not the error that was raised"
+        fix = "except Exception as error: print(diagnose_oom(error))"
     elif isinstance(given, bytes | bytearray):
         fix = "diagnose_oom(text.decode(errors='replace'))"
     elif isinstance(given, os.PathLike):
@@ -286,7 +295,7 @@ def _neither_error_nor_text(given: object) -> OptionError:
         isinstance(item, BaseException) for item in given
     ):
         fix = "diagnose_oom(sys.exc_info()[1])"
-    elif isinstance(given, list | tuple):
+    elif isinstance(given, list | tuple) and all(isinstance(g, str) for g in given):
         fix = "diagnose_oom('\\n'.join(lines))"
     return OptionError(message, why=why, fix=fix)
 

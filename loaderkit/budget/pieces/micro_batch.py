@@ -55,11 +55,12 @@ from loaderkit.budget.pieces.step_state import (
     take_grads,
 )
 from loaderkit.budget.pieces.update import Update
+from loaderkit.budget.step.misplaced import Call, answer_misplaced, refuse_misplaced
 from loaderkit.budget.step.train_step import call_model, loss_of
 from loaderkit.errors import BudgetError, OptionError
 from loaderkit.fixes import Setting
 from loaderkit.memory.release import release
-from loaderkit.mistaken import mistaken_for_model
+from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.notebook import HasCard
 from loaderkit.operations import refuse_new_attributes
 from loaderkit.units import count_of
@@ -144,6 +145,8 @@ class MicroBatcher:
     _checked_optimizer: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        arguments = [getattr(self, name) for name in _CALL.by_position()]
+        refuse_misplaced(_CALL, tuple(arguments), {})
         check_model_and_optimizer(self.model, self.optimizer, self.loss)
         check_pieces(self.micro_batch, self.weigh)
         check_step_options(
@@ -155,6 +158,7 @@ class MicroBatcher:
             verify=self.verify,
         )
 
+    @answer_misplaced(owner="batcher")
     def step(self, batch: object) -> StepResult:
         """Train on one batch.
 
@@ -172,6 +176,11 @@ class MicroBatcher:
             RuntimeError: A single sample runs out of memory: the original error, with
                 the diagnosis as a note; gradients are as before the step.
         """
+        # PyG's own wrapper for several devices is called with lists of graphs.
+        mistake = None if isinstance(batch, list) else mistaken_for_batch(batch)
+        if mistake is not None:
+            fix = mistake.fix("batcher.step({})")
+            raise OptionError(mistake.message, why=mistake.why, fix=fix)
         return self._run_steps([batch])
 
     def windows(self, batches: Iterable[Any], size: int) -> Iterator[StepResult]:
@@ -355,6 +364,10 @@ def transactional_step(
     check_truth("independent", independent)
     pieces = _Pieces(model, backward, micro_batch, weigh, independent)
     return pieces.run([batch])
+
+
+_CALL = Call.of_class(MicroBatcher)
+"""What its arguments are, to tell those in each other's place."""
 
 
 class _Attempt(NamedTuple):

@@ -55,9 +55,11 @@ def check_model_and_optimizer(
         if hasattr(optimizer, "optimizer"):
             why = "it is a scheduler, which has an optimizer, and steps by itself"
             raise OptionError(message, why=why, fix="optimizer=scheduler.optimizer")
+        fix = "optimizer=torch.optim.AdamW(model.parameters())"
         if isinstance(optimizer, type):
             why = "it is a class, which was not called yet"
-        fix = "optimizer=torch.optim.AdamW(model.parameters())"
+            if optimizer.__module__.startswith("torch.optim."):
+                fix = f"optimizer=torch.optim.{optimizer.__name__}(model.parameters())"
         raise OptionError(message, why=why, fix=fix)
     if needs_closure(optimizer):
         name = type(optimizer).__name__

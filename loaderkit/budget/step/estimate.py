@@ -21,6 +21,7 @@ from loaderkit.budget.step.extrapolate import (
 )
 from loaderkit.budget.step.history import history_of
 from loaderkit.budget.step.measure import held_bytes, measure_step
+from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.page import (
     history_sections,
     modules_sections,
@@ -209,6 +210,7 @@ class StepEstimate(HasPage):
 
 
 @suggest_keywords
+@answer_misplaced()
 def estimate_step(
     model: torch.nn.Module,
     batch: object,
@@ -249,9 +251,13 @@ def estimate_step(
     """
     loss_argument = "" if loss is None else ", loss=loss"
     call = f"estimate_step(model, batch{loss_argument})"
-    mistake = mistaken_for_model(model, call) or mistaken_for_batch(batch)
+    mistake = mistaken_for_model(model, call)
     if mistake is not None:
         raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
+    mistake = mistaken_for_batch(batch)
+    if mistake is not None:
+        fix = mistake.fix(f"estimate_step(model, {{}}{loss_argument})")
+        raise OptionError(mistake.message, why=mistake.why, fix=fix)
     check_loss(loss)
     autocast_dtype = dtype_of(autocast)
     step = Step(loss, optimizer, autocast=autocast_dtype, target=device_spec(target))

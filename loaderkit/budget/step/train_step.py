@@ -66,13 +66,6 @@ def device_spec(
     if isinstance(target, DeviceSpec):
         return target
     kind = str(target).partition(":")[0]
-    given: object = target
-    if callable(given):
-        # Other libraries take the loss in this place.
-        called = getattr(given, "__name__", type(given).__name__)
-        message = f"{called} was given as {name}, and is a function or a module."
-        why = f"{name} is a kind of device; a loss is given by name"
-        raise OptionError(message, why=why, fix=f"{name}='cpu', loss={called}")
     if kind not in TRAITS:
         *others, last = map(repr, TRAITS)
         message = f"{name} must be {', '.join(others)} or {last}, got "
@@ -246,16 +239,24 @@ def call_model(model: torch.nn.Module, batch: object, *, paired: bool) -> Any:
             return model(*batch)
         message = f"a batch of {len(batch)} parts does not fit the model."
         why = f"{type(model).__name__}.forward has {mismatch}"
-        fix = "give the parts that forward takes, in its order"
+        parts_fix: str | Setting = "give the parts that forward takes, in its order"
         if _is_pair(batch) and not paired:
-            fix = "for (inputs, target) pass loss=f, called as f(output, target)"
+            why += "; for (inputs, target) pass loss=f, called as f(output, target)"
+            code = f"torch.nn.functional.{_usual_loss(batch[1])}"
+            parts_fix = Setting("loss", code=code)
         names = getattr(batch, "_fields", ())
         if names and _signature_mismatch(model, batch[0]) is None:
             # such as Padded, which is a named tuple of values, lengths and mask
             why += f"; a {type(batch).__name__} holds {', '.join(names)}"
-            fix = f"batch.{names[0]}, or forward(self, {', '.join(names)})"
-        raise StepError(message, why=why, fix=fix)
+            parts_fix = f"batch.{names[0]}, or forward(self, {', '.join(names)})"
+        raise StepError(message, why=why, fix=parts_fix)
     return model(batch)
+
+
+def _usual_loss(target: object) -> str:
+    """Name the loss that a target is usually given to: classes are whole numbers."""
+    is_class = isinstance(target, torch.Tensor) and not target.is_floating_point()
+    return "cross_entropy" if is_class else "mse_loss"
 
 
 def _signature_mismatch(
