@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderkit.arguments import DEFINE_READ_ALL, IMPORT_ASYNCIO, with_article
 from loaderkit.habits import reader_of
-from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 from loaderkit.units import count_of
 
 
@@ -74,6 +74,13 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
     if isinstance(given, Coroutine):
         why = "it was not awaited"
         return Mistake(message, why, "asyncio.run(coroutine)", (IMPORT_ASYNCIO,))
+    numbers: object = given.dataset if isinstance(given, DataLoader) else None
+    if isinstance(numbers, range):
+        # PyG's loaders of events and of subgraphs draw numbers, and join what they
+        # stand for.
+        why = "it gives batches, not samples"
+        is_of_events = is_temporal_data(getattr(given, "data", None))
+        return Mistake(message, why, "loader.data" if is_of_events else "list(loader)")
     for kind, why, instead in _OTHER_THINGS:
         if isinstance(given, kind):
             return Mistake(message, why, instead)

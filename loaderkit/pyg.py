@@ -105,6 +105,16 @@ def is_pyg_data(value: object) -> TypeGuard[BaseData]:
     return pyg is not None and isinstance(value, pyg.base_data)
 
 
+def is_temporal_data(value: object) -> bool:
+    """Tell whether a value is a stream of events of PyG's.
+
+    Args:
+        value: Anything; PyG is not imported to tell.
+    """
+    pyg = loaded_pyg()
+    return pyg is not None and isinstance(value, pyg.temporal_data)
+
+
 def classes_in_files() -> list[Any]:
     """List what a file may name that ``torch.save`` wrote of PyG data: no code."""
     from torch_geometric.data import storage

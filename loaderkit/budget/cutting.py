@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from loaderkit.errors import OptionError
 from loaderkit.nests import flatten, is_named_tuple, map_leaves
-from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,12 +35,15 @@ def count_samples(batch: object) -> int:
             Arrays beside a tensor are cut as it is.
 
     Returns:
-        Graphs of the first batch of graphs, else the length of the first tensor.
+        Graphs of the first batch of graphs, events of a stream, else the length of the
+        first tensor.
 
     Raises:
         ValueError: There is neither.
     """
     for leaf in flatten(batch, _is_cut_whole):
+        if is_temporal_data(leaf):
+            return len(leaf)
         if is_pyg_data(leaf):
             return int(leaf.num_graphs) if _is_pyg_batch(leaf) else 1
         if isinstance(leaf, PackedSequence):
@@ -84,6 +87,25 @@ def take(batch: T, rows: list[int]) -> T:
     return _select_samples(batch, rows, count_samples(batch))
 
 
+def take_events(events: Any, rows: NDArray[np.intp], *, with_nodes: bool) -> Any:
+    """Take some events of a stream, as PyG's ``TemporalDataLoader`` does.
+
+    Args:
+        events: Of PyG, in the order of time; nodes keep their numbers.
+        rows: Which.
+        with_nodes: Whether ``n_id`` tells which nodes take part.
+
+    Returns:
+        A copy.
+    """
+    batch = events[torch.from_numpy(rows)]
+    if with_nodes:
+        # Of the whole it would be cut, where it happens to be as long as the events.
+        ends = [batch[name] for name in ("src", "dst", "neg_dst") if name in batch]
+        batch.n_id = torch.unique(torch.cat(ends))
+    return batch
+
+
 def name_of_batch_norm(model: torch.nn.Module) -> str | None:
     """Name a module that normalises by its batch: pieces have other statistics.
 
@@ -116,6 +138,8 @@ def _select_samples(batch: T, rows: slice | list[int], total: int) -> T:
 
 def _select_one_by_one(leaf: Any, row_numbers: NDArray[np.intp]) -> Any:
     """Take samples out of what cannot be indexed by several rows at once."""
+    if is_temporal_data(leaf):
+        return take_events(leaf, row_numbers, with_nodes="n_id" in leaf)
     if _is_pyg_batch(leaf):
         graphs = [leaf.get_example(int(row)) for row in row_numbers]
         return type(leaf).from_data_list(graphs)

@@ -498,7 +498,7 @@ def _track_small_step(
         message = "this step cannot be planned for: "
         message += f"{type(error).__name__}: {error}"
         why = "it asks for values, and a plan's steps have tensors without memory"
-        fix = "loaderkit.estimate_step(model, batch), batch by batch"
+        fix = "[loaderkit.estimate_step(model, batch) for batch in loader]"
         raise StepError(message, why=why, fix=fix) from error
 
 

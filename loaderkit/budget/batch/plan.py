@@ -369,7 +369,8 @@ def plan_batch(
 
     Args:
         model: A module on the CPU; it is not changed.
-        dataset: Ours, PyG's, a list of graphs, or any other with a length.
+        dataset: Ours, PyG's, a list of graphs, or any other with a length; of a stream
+            of events (PyG's ``TemporalData``), each event is a sample.
         device: Where it shall train, here or not: "cuda", "mps", "cpu", ...
         limit: Bytes, or a size such as "8 GiB"; what the device has free if None.
         batch_size: Samples of a step; accumulation keeps it.
@@ -408,7 +409,15 @@ def plan_batch(
 
     samples = read_samples(dataset, collate=chosen.collate_fn)
     planner = _Planner(model, samples, step, usable_bytes, batch_size)
-    plan = planner.plan(epochs)
+    try:
+        plan = planner.plan(epochs)
+    except StepError as error:
+        fix = samples.as_one_stream()
+        if not fix:
+            raise
+        why = "joined as graphs, each has nodes of its own: their numbers were shifted"
+        message = f"Events in several parts do not fit the model: {error.what}"
+        raise StepError(message, why=why, fix=fix) from error
     limit_note = (
         f"limit {format_bytes(available.amount)} {available.known_from}, "
         f"{margin:.0%} of it left free"

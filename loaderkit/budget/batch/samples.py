@@ -12,13 +12,14 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.arguments import with_article
+from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Fix
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
-from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +112,15 @@ class Samples:
     def dataset_tells(self, *names: str) -> bool:
         """Tell whether a loader can ask the dataset itself for sizes by these names."""
         return all(_sizes_told(self.dataset, name) is not None for name in names)
+
+    def as_one_stream(self) -> str:
+        """Write how parts of a stream of events become one; empty if they are none."""
+        if self.kind != "graphs" or not is_temporal_data(self.dataset[0]):
+            return ""
+        joined = "torch.cat([part[name] for part in dataset])"
+        fields = f"{{name: {joined} for name in dataset[0].keys()}}"
+        events = f"torch_geometric.data.TemporalData(**{fields})"
+        return f"plan_batch(model, {events}, 'cpu')"
 
     def otherwise_described(self) -> list[Samples]:
         """Give the same samples for models that do with a batch what few models do.
@@ -263,6 +273,8 @@ def read_samples(
         OptionError: It is no dataset, but a loader, a path, one graph ...
         ValueError: The dataset is empty or has no length.
     """
+    if is_temporal_data(dataset):
+        return _read_events(dataset)
     count = _count_checked(dataset)
     # A function of its own could not be pickled, and a plan holds it.
     join_rows = functools.partial(_join_rows, dataset, collate=collate)
@@ -279,6 +291,22 @@ def read_samples(
     tokens = lengths.values.astype(np.float64)
     sizes = np.stack([np.ones(len(tokens)), tokens, tokens, tokens**2], axis=1)
     return Samples(dataset, "sequences", sizes, join_rows, lengths.partly)
+
+
+def _read_events(events: Any) -> Samples:
+    """Take each event of a stream as a sample, as PyG's ``TemporalDataLoader`` does."""
+    count = len(events)
+    if not count:
+        message = "the dataset has no events to plan with."
+        why = "a plan follows from the number of events in a batch"
+        raise StepError(message, why=why, fix="plan_batch(model, events, device)")
+    join_events = functools.partial(_join_events, events)
+    return Samples(events, "samples", np.ones((count, 1)), join_events)
+
+
+def _join_events(events: Any, rows: list[int]) -> Any:
+    """Make a batch of events as ``TemporalDataLoader`` does."""
+    return take_events(events, np.sort(np.array(rows)), with_nodes=True)
 
 
 def _count_checked(dataset: object) -> int:
