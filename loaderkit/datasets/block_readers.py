@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import uuid
 import warnings
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from loaderkit.datasets.sources import Source
     from loaderkit.datasets.structure import Node
 
+_LOG = logging.getLogger("loaderkit")
 _DIGEST_BYTES = 16
 """Of an xxh3-128."""
 
@@ -234,11 +236,12 @@ def _encode_one(
     key = source.key(row)
     try:
         encoded = encoder.encode(read_sample(source, row, job.seed))
-    # SystemExit: a library that calls sys.exit() in ``load`` would end a worker without
-    # a word about the sample.  A Ctrl-C goes through.
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         sample_name = f"Sample {key!r} (row {row:,} of {len(source):,})"
-        raise about_sample(sample_name, error) from error
+        if isinstance(error, Exception):
+            raise about_sample(sample_name, error) from error
+        note_end(sample_name, error)
+        raise
     into.append(key, encoded)
 
 
@@ -247,7 +250,24 @@ def content_digest(digests: bytes | bytearray) -> str:
     return xxhash.xxh3_128_hexdigest(digests)
 
 
-def about_sample(sample_name: str, error: BaseException) -> LoaderkitError:
+def note_end(sample_name: str, error: BaseException) -> None:
+    """Note what was read when the program was told to end, which it goes on to do.
+
+    ``sys.exit`` of the user's code, or of a handler of signals that ran meanwhile, is
+    no error of a sample.  But whoever looks for what ended a run of hours may ask.
+
+    Args:
+        sample_name: The sample, as a message begins.
+        error: What is no ``Exception``; it is raised again by the caller.
+    """
+    text = f"{sample_name} was being read at {error!r}."
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(text)
+    if isinstance(error, SystemExit):  # Python prints no notes of it
+        _LOG.warning("%s Finished shards are kept.", text)
+
+
+def about_sample(sample_name: str, error: Exception) -> LoaderkitError:
     """Say with which sample something went wrong.
 
     Args:
@@ -268,7 +288,7 @@ def about_sample(sample_name: str, error: BaseException) -> LoaderkitError:
     return DatasetError(message, why=where_raised(error), fix=fix)
 
 
-def _text_of(error: BaseException) -> str:
+def _text_of(error: Exception) -> str:
     """Print an error whose own ``__str__`` may fail."""
     try:
         return str(error)

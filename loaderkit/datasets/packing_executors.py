@@ -44,6 +44,7 @@ def run_for_executor(task: PackTask) -> Any:
             started.touch()
         result = task.run()
         remove(started)
+    # SystemExit ends no worker of an executor: the packing process is to end by it.
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- the packing process raises it
         remove(started)
         return TaskFailure.of(error, "In a task of the executor")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.cache.durable import remove
-from loaderkit.datasets.block_readers import EncodedSpan, about_sample
+from loaderkit.datasets.block_readers import EncodedSpan, about_sample, note_end
 from loaderkit.datasets.packing_tasks import WrittenShard, run_of
 from loaderkit.datasets.renaming import Renaming, columns_of_shard, read_renamed
 from loaderkit.datasets.shard_filling import ShardFiller
@@ -295,8 +295,12 @@ class _FillingSpan:
             if streamed is None:
                 return False
             encoded = self._run.encoder.encode(streamed.sample)
-        except (Exception, SystemExit) as error:
-            raise about_sample(self._reader.name_last(), error) from error
+        except BaseException as error:
+            sample_name = self._reader.name_last()
+            if isinstance(error, Exception):
+                raise about_sample(sample_name, error) from error
+            note_end(sample_name, error)
+            raise
         if self._filling.block.nbytes >= self._shard_bytes:
             # The file of this very sample may be among them.  It counts for the full
             # shard, which is then read again once too often, and never once too few.

@@ -449,6 +449,9 @@ def _run_worker(
 ) -> None:
     """Do tasks until there are no more; runs in a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # A handler of the user's, which a fork has too, would raise SystemExit anywhere
+    # here, or save a checkpoint in each worker.  torch's workers go without it as well.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import traceback
 
+from torch.utils.data import get_worker_info
+
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.loader.users_errors import error_about
 
@@ -31,7 +33,7 @@ class Failure:
             either.
     """
 
-    def __init__(self, error: Exception, *, is_of_start: bool = False) -> None:
+    def __init__(self, error: BaseException, *, is_of_start: bool = False) -> None:
         self.is_of_start = is_of_start
         self.traceback = "".join(traceback.format_exception(error))
         self.error = _pickle_error(error)
@@ -57,15 +59,15 @@ class Failure:
         loader_error.__cause__ = error
         return cls(loader_error, is_of_start=True)
 
-    def _without_its_type(self, error: Exception) -> LoaderError:
+    def _without_its_type(self, error: BaseException) -> LoaderError:
         """Say the same in an error that can be sent."""
         if isinstance(error, LoaderkitError):
             return LoaderError(error.what, why=error.why, fix=error.fix)
         return LoaderError(self.traceback)
 
-    def rebuilt(self) -> Exception:
+    def rebuilt(self) -> BaseException:
         """Make the error again, in the process that trains."""
-        error: Exception = pickle.loads(self.error)
+        error: BaseException = pickle.loads(self.error)
         cause: BaseException = WorkerTraceback(self.traceback)
         if self.cause:
             users_error: BaseException = pickle.loads(self.cause)
@@ -74,6 +76,23 @@ class Failure:
             cause = users_error
         error.__cause__ = cause
         return error
+
+
+def is_sent(error: BaseException) -> bool:
+    """Say whether what ended the reading of a batch is sent in the batch's place.
+
+    In a worker it is, and the worker lives on.  So is what is no ``Exception``, such as
+    ``SystemExit``: no error of a sample, it would end the worker and be told as its
+    death, while without workers the loop gets it as it is.
+
+    Args:
+        error: As it was raised.
+
+    Returns:
+        False without workers, and for a Ctrl-C: that goes to every process of a
+        terminal, and a worker ends by it at once.
+    """
+    return get_worker_info() is not None and not isinstance(error, KeyboardInterrupt)
 
 
 class LocalFailure:
@@ -85,10 +104,10 @@ class LocalFailure:
         error: As it was raised.
     """
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def rebuilt(self) -> Exception:
+    def rebuilt(self) -> BaseException:
         """Give the error."""
         return self.error
 

@@ -12,7 +12,7 @@ from loaderkit.dataset_protocol import PaddedValues, as_cached, innermost
 from loaderkit.errors import LoaderError, LoaderkitError, UnlikeKeysError
 from loaderkit.joining import unlike_keys_error
 from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
-from loaderkit.loader.failures import Failure
+from loaderkit.loader.failures import Failure, is_sent
 from loaderkit.loader.missing_rows import (
     error_of_missing_rows,
     error_of_no_row,
@@ -418,8 +418,8 @@ class Fetching(Dataset[Any]):
             fill_padding(self.dataset, padded)
             if page_locked is not None:
                 page_locked.note_others()
-        except Exception as error:
-            if get_worker_info() is None:
+        except BaseException as error:
+            if not is_sent(error):
                 raise
             return Failure(error)
         return padded

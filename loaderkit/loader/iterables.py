@@ -22,7 +22,7 @@ from loaderkit.loader.delivery import (
     WorkerState,
 )
 from loaderkit.loader.digests import digest_of_plain
-from loaderkit.loader.failures import Failure, LocalFailure
+from loaderkit.loader.failures import Failure, LocalFailure, is_sent
 from loaderkit.loader.fetching import transform_batch, why_not_joined
 from loaderkit.loader.pipes import prepare_pipe
 from loaderkit.loader.ranks import Ranks, RankShare, count_groups
@@ -46,7 +46,7 @@ def _continue_iterating(source: Iterator[Any]) -> Iterator[Any]:
     return starmap(next, repeat((source,)))
 
 
-def _delivery_of_failure(error: Exception, worker: int) -> Delivery:
+def _delivery_of_failure(error: BaseException, worker: int) -> Delivery:
     """Return a delivery of an error; torch would send the text of the error alone."""
     is_local = get_worker_info() is None
     failure = LocalFailure(error) if is_local else Failure(error)
@@ -238,8 +238,8 @@ class IterableBatches(StandIn, IterableDataset[Delivery]):
             turn_passed_on = [Delivery(None, SKIPPED, worker, None)]
         try:
             source = self._begin_dataset(worker, epoch, state)
-        except LoaderkitError as error:
-            if info is None:
+        except BaseException as error:
+            if not is_sent(error):
                 raise
             return iter([_delivery_of_failure(error, worker)])
         batches = _WorkerBatches(
@@ -345,7 +345,10 @@ class _WorkerBatches(Iterator[Delivery]):
             raise StopIteration
         try:
             delivery = self._make_delivery()
-        except LoaderkitError as error:
+        except BaseException as error:
+            # A generator that raised an error would end with it; see LocalFailure.
+            if not (isinstance(error, LoaderkitError) or is_sent(error)):
+                raise
             return _delivery_of_failure(error, self._worker)
         if delivery is None:
             self._has_ended = True

@@ -133,18 +133,6 @@ class Exits(torch.utils.data.Dataset):
         return {"row": row}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_load_that_calls_sys_exit_is_told_with_its_key(tmp_path, workers):
-    with pytest.raises(DatasetError, match=r"Sample '5'.*SystemExit: no licence"):
-        pack(Exits(SystemExit("no licence")), tmp_path / "c.lk", workers=workers)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_load_that_interrupts_ends_the_packing_as_that(tmp_path, workers):
-    with pytest.raises(KeyboardInterrupt):
-        pack(Exits(KeyboardInterrupt()), tmp_path / "c.lk", workers=workers)
-
-
 def test_seeds_of_rows_cost_nothing_where_nobody_draws(tmp_path, monkeypatch):
     seeded = []
     monkeypatch.setattr("loaderkit.datasets.block_readers.seed_all", seeded.append)
