@@ -117,6 +117,17 @@ def unlike_keys_error(
         absent_in: Names the sample that lacks it.
         present_in: Names the one that has it.
     """
+    if unlike.kinds is not None:
+        where = f" in {unlike.field}" if unlike.field else ""
+        present, absent = unlike.kinds
+        message = f"{absent_in} has a {absent}{where}, and {present_in} a {present}: "
+        message += "they cannot be joined."
+        why = (
+            "PyG joins all graphs as it does the first, and leaves out what that lacks"
+        )
+        error = UnlikeKeysError(message, why=why, fix=unlike.fix)
+        error.unlike = unlike
+        return error
     message = f"{absent_in} lacks {unlike.field}, which {present_in} has: they cannot "
     message += "be joined."
     why = "torch and PyG join the fields of the first sample of a batch, and leave out "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.pyg import is_pyg_data
+from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -38,10 +38,17 @@ class UnlikeKey(NamedTuple):
     """One that has not."""
     of_graphs: tuple[str, ...] = ()
     """The names of all such fields, where they are those of a graph."""
+    kinds: tuple[str, str] | None = None
+    """What the two graphs are, where one is of a kind that has other fields."""
 
     @property
     def fix(self) -> str:
         """What to do."""
+        if self.kinds is not None:
+            return (
+                f"a loader for each kind: [graph for graph in graphs if type(graph) is "
+                f"{self.kinds[0]}]; or give all graphs one class in load() or transform"
+            )
         if self.of_graphs:
             fix = f"exclude_keys={list(self.of_graphs)} leaves them out of all batches;"
             return f"{fix} or give all graphs the same fields in load() or transform"
@@ -150,6 +157,12 @@ def _find_in_mappings(
 def _find_in_graphs(
     graphs: Sequence[Any], path: str, exclude_keys: frozenset[str]
 ) -> UnlikeKey | None:
+    kind = _kind_of_graph(graphs[0])
+    for number, graph in enumerate(graphs):
+        # Before their fields: with a HeteroData first, PyG drops all of a Data.
+        if _kind_of_graph(graph) is not kind:
+            kinds = (type(graphs[0]).__name__, type(graph).__name__)
+            return UnlikeKey(path, 0, number, kinds=kinds)
     first = _fields_of_graph(graphs[0], exclude_keys)
     for number, graph in enumerate(graphs):
         fields = _fields_of_graph(graph, exclude_keys)
@@ -164,6 +177,13 @@ def _find_in_graphs(
         shown = "" if of_type is None else f"[{of_type!r}]"
         return UnlikeKey(f"{path}{shown}[{name!r}]", present, absent, names)
     return None
+
+
+def _kind_of_graph(graph: Any) -> Any:
+    """Give the class of PyG's that says where a graph has its fields."""
+    pyg = import_pyg()
+    kinds = (pyg.hetero_data, pyg.temporal_data)
+    return next((kind for kind in kinds if isinstance(graph, kind)), pyg.data)
 
 
 def _fields_of_graph(graph: Any, exclude_keys: frozenset[str]) -> set[tuple[Any, str]]:

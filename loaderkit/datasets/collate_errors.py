@@ -9,12 +9,14 @@ from loaderkit.arguments import kind_of
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import is_library_file
+from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from loaderkit.unlike_graphs import UnlikeField
     from loaderkit.unlike_keys import NoneBeside
 
 _PACKAGE = Path(__file__).parents[1]
@@ -76,12 +78,25 @@ class Collating:
                 message = "The samples of this batch cannot be joined: one is None."
                 why = "each is asked for its fields"
                 fix = "dataset.filter(lambda sample: sample is not None)"
+            else:
+                field = _find_unlike_field(self._samples)
+                if field is not None:
+                    message = "The samples of this batch cannot be joined: "
+                    message += f"{error!r:.200}."
+                    why, fix = field
         raise DatasetError(message, why=why, fix=fix) from error
 
 
 def _find_none(samples: Sequence[Any], field: str) -> NoneBeside | None:
     try:
         return find_none(samples, field)
+    except Exception:  # noqa: BLE001 -- samples may be of any class
+        return None
+
+
+def _find_unlike_field(samples: Sequence[Any]) -> UnlikeField | None:
+    try:
+        return find_unlike_field(samples) if samples else None
     except Exception:  # noqa: BLE001 -- samples may be of any class
         return None
 

@@ -218,7 +218,9 @@ def why_not_joined(
         # None among texts is joined to a list, and may not be what was refused.
         if "NoneType" in str(error):
             reason = explain_none(samples, name_sample, dataset)
-        return reason or explain_difference(samples, dataset) or unknown
+        if reason is None:
+            reason = explain_difference(samples, dataset, collate.exclude_keys)
+        return reason or unknown
     except Exception:  # noqa: BLE001 -- samples may be of any class
         return unknown
 

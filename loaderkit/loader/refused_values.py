@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.arguments import kind_of
+from loaderkit.pyg import is_pyg_data
 from loaderkit.stand_ins import stand_in_for
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def find_refused_value(samples: Sequence[Any], path: str = "") -> RefusedValue |
         keys: Iterable[Any] = first
     elif isinstance(first, list | tuple):
         keys = range(len(first))
+    elif is_pyg_data(first):
+        return None  # PyG joins these; ``find_unlike_field`` looks into them
     else:
         try:
             default_collate(list(samples))

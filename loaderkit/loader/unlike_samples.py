@@ -13,10 +13,11 @@ import torch
 from loaderkit.arguments import kind_of
 from loaderkit.loader.refused_values import find_refused_value
 from loaderkit.loader.sample_differences import difference_of
+from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none, find_only_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 _MOST_COLUMNS = 8
 """More arrays of one length are taken for samples.  Chosen: (X, y) has two."""
@@ -40,17 +41,21 @@ ONE_SHAPE = (
 
 
 def explain_difference(
-    samples: Sequence[Any], dataset: object = None
+    samples: Sequence[Any], dataset: object = None, exclude_keys: Collection[str] = ()
 ) -> Unjoined | None:
     """Say in what samples are unlike, or what torch joins in no batch.
 
     Args:
         samples: Those of the batch, at least one.
         dataset: That they are of; None for a stream.
+        exclude_keys: Fields of graphs that are left out.
 
     Returns:
         None where nothing is found.
     """
+    field = find_unlike_field(samples, exclude_keys)
+    if field is not None:
+        return Unjoined(field.words, field.fix)
     difference = difference_of(samples)
     are_of_one_class = len(set(map(type, samples))) == 1
     if not are_of_one_class:
