@@ -44,7 +44,7 @@ def find_unlike_field(
         None where there is no graph, or where PyG joins each field by itself.
     """
     for path, graphs in _graphs_at_places(samples, ""):
-        names = {str(name) for graph in graphs for name in graph.keys()}
+        names = {str(name) for graph in graphs for name in graph.keys()}  # noqa: SIM118 -- no dict
         asked = [
             name for name in map(str, graphs[0].keys()) if name not in exclude_keys
         ]
@@ -173,8 +173,8 @@ def _difference_of_shapes(
     """Say in which axes shapes differ that must be equal.
 
     >>> _difference_of_shapes([[3, 2], [5, 2]], "['x']", 0)
-    >>> _difference_of_shapes([[3, 2], [3, 4]], "['x']", 0)
-    "['x'] has shapes [3, 2] and [3, 4], and is joined along axis 0: all other axes must be equal"
+    >>> _difference_of_shapes([[3, 2], [3, 4]], "x", 0)
+    'x has shapes [3, 2] and [3, 4], and is joined along axis 0, equal in all others'
     >>> _difference_of_shapes([[], [1]], "['y']", None)
     "['y'] has shapes [] and [1], and is stacked, which takes one shape"
     """
@@ -190,5 +190,5 @@ def _difference_of_shapes(
         joined = axis % len(first)
         pairs = enumerate(zip(first, shape, strict=True))
         if any(one != other for number, (one, other) in pairs if number != joined):
-            return f"{text}joined along axis {joined}: all other axes must be equal"
+            return f"{text}joined along axis {joined}, equal in all others"
     return None

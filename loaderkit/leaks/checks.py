@@ -5,15 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import (
-    check_callable,
-    check_integer,
-    check_takes_nothing,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_integer, suggest_keywords
 from loaderkit.errors import LeakError, NotJudgedWarning
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import DetectorOfTest
+from loaderkit.leaks.epoch_functions import check_epoch_function, check_has_run
 from loaderkit.leaks.run import why_undecided
 from loaderkit.leaks.trend import FEWEST_EPOCHS, NEEDS_MORE
 
@@ -58,14 +54,14 @@ def assert_no_leak(
 
     Raises:
         LeakError: Memory grows; the message says what and who holds it.
-        OptionError: It is no function, but perhaps what one returned; or fewer than 6
-            epochs, which cannot tell.
+        OptionError: It is no function, but perhaps what one returned; or its call runs
+            none of its code, as that of an async function; or fewer than 6 epochs,
+            which cannot tell.
     """
     __tracebackhide__ = True
-    check_callable("function", function, "lambda: train_one_epoch()")
+    check_epoch_function("function", function)
     # Fewer cannot tell growth from warm-up.
     check_integer("epochs", epochs, least=FEWEST_EPOCHS)
-    check_takes_nothing("function", function)
     detector = DetectorOfTest(
         device, limit=limit, on_leak=_let_it_end, tolerance=tolerance
     )
@@ -97,13 +93,16 @@ def judge_calls(
 
     Returns:
         The report.
+
+    Raises:
+        OptionError: A call gave something that has yet to run.
     """
     __tracebackhide__ = True
     detector.start()
     calls = 0
     while True:
         while calls < epochs:
-            call(calls)
+            check_has_run(call(calls))
             detector.end_epoch()
             calls += 1
         report = detector.report()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
@@ -12,7 +13,6 @@ from loaderkit.arguments import (
     check_callable,
     check_choice,
     check_integer,
-    check_takes_nothing,
     check_truth,
     kind_of,
     show_value,
@@ -20,6 +20,11 @@ from loaderkit.arguments import (
 )
 from loaderkit.errors import LeakWarning, NotJudgedWarning, OptionError
 from loaderkit.leaks.counter_trend import TOLERANCE
+from loaderkit.leaks.epoch_functions import (
+    check_epoch_function,
+    check_has_run,
+    refuse_class,
+)
 from loaderkit.leaks.run import JUDGED_AFTER, RunSettings, WatchedRun
 from loaderkit.memory.counters import is_judged, unit_of, words_of
 from loaderkit.memory.reading import present_device_of
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
+WATCHED_BY = "_loaderkit_detector"
+"""Attribute of a watched function: its detector."""
 _USER = 3
 """Frames up to the caller of a method, which ``answer_wrong_names`` wraps."""
 _LEFT_EARLY = (
@@ -112,6 +119,11 @@ class LeakDetector:
             check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
         if every is not None:
             check_integer("every", every, least=1)
+        if inspect.isroutine(device):
+            name = getattr(device, "__name__", "function")
+            message = f"A LeakDetector takes a device first, got the function {name}."
+            why = "as a decorator it is called before"
+            raise OptionError(message, why=why, fix=f"@LeakDetector() above {name}")
         self.device = present_device_of(device)
         self.warmup = _warmup_epochs(warmup)
         self.limit = None if limit is None else _limit_bytes(limit)
@@ -180,16 +192,20 @@ class LeakDetector:
         Args:
             iterable: Such as ``range(100)``.
 
-        Yields:
-            What the iterable gives.
+        Returns:
+            An iterator over what the iterable gives.
 
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
             OptionError: It cannot be looped over, or is a text.
         """
+        # Here and not in the generator, whose code runs when it is looped over.
+        _check_epochs(iterable)
+        return self._watched_epochs(iterable)
+
+    def _watched_epochs(self, iterable: Iterable[T]) -> Iterator[T]:
         # pytest shows no frames that set this: a leak is at the user's line.
         __tracebackhide__ = True
-        _check_epochs(iterable)
         run = self._started_run()
         run.begin_loop()
         try:
@@ -275,17 +291,17 @@ class LeakDetector:
 
         Raises:
             LeakError: Memory grows, and ``on_leak`` is "raise".
+            OptionError: It is no such function, or its call runs none of its code.
         """
         __tracebackhide__ = True
-        check_callable("function", function, "lambda: train_one_epoch()")
-        check_takes_nothing("function", function)
+        check_epoch_function("function", function)
         check_integer("epochs", epochs, least=1)
         check_truth("trace", trace)
         run = self._started_run()
         run.enter_block()
         try:
             for _ in range(epochs):
-                function()
+                check_has_run(function())
                 run.end_epoch(stacklevel=_USER)
             if trace:
                 run.trace(function)
@@ -332,18 +348,25 @@ class LeakDetector:
             It, watched.
 
         Raises:
-            OptionError: It cannot be called.
+            OptionError: It cannot be called, is a class, or a call of it runs none of
+                its code.
         """
         check_callable("function", function, "train_one_epoch")
+        if isinstance(function, type):
+            refuse_class(function)
 
         @functools.wraps(function)
         def watched(*args: P.args, **kwargs: P.kwargs) -> T:
             __tracebackhide__ = True
             run = self._started_run()
             result = function(*args, **kwargs)
+            check_has_run(result)
             run.end_epoch(stacklevel=2)
             return result
 
+        # A test is called once, and nobody would ask for its verdict: the plugin for
+        # pytest knows it by this.
+        setattr(watched, WATCHED_BY, self)
         return watched
 
     @property

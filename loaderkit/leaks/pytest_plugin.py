@@ -62,13 +62,18 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> None:
     """Refuse a report that stands where a test should be: nobody would call it.
 
     ``@loaderkit.assert_no_leak`` above a test calls it while the file is imported, and
-    leaves its report in the test's place, which pytest passes over.
+    leaves its report in the test's place, which pytest passes over, as does ``run`` of
+    a detector.
     """
     # Where no report was made, none is loaded.
     reports = sys.modules.get("loaderkit.leaks.report")
-    if reports is None or type(obj) is not reports.LeakReport:
+    if reports is None:
         return
-    if collector.funcnamefilter(name):
+    # A mark above what is no function keeps it as an argument.
+    arguments = obj.args if isinstance(obj, pytest.MarkDecorator) else ()
+    if not any(type(value) is reports.LeakReport for value in (obj, *arguments)):
+        return
+    if collector.funcnamefilter(name) or collector.classnamefilter(name):
         message = f"{name} is the report of a check, and no test."
         why = "assert_no_leak is no decorator: it has called the function already"
         fix = f"@pytest.mark.{MARK} above {name}, or assert_no_leak(f) inside of it"
@@ -132,10 +137,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         function(**arguments)
         return True
 
-    def call(epoch: int) -> None:
+    def call(epoch: int) -> object:
         if "leak_epoch" in arguments:
             arguments["leak_epoch"] = epoch
-        function(**arguments)
+        return function(**arguments)
 
     _judge_calls_of(pyfuncitem, call)
     return True
@@ -143,13 +148,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Have a marked method of a ``unittest.TestCase`` repeat itself.
+    """Have a marked method of a ``unittest.TestCase`` repeat itself; refuse a watched.
 
     Such a method is called by unittest and not through ``pytest_pyfunc_call``.  What is
     repeated is the method alone: setUp and tearDown run once around all its calls, as
     fixtures do around those of a function.
     """
-    if not isinstance(item, pytest.Function) or not item.get_closest_marker(MARK):
+    if not isinstance(item, pytest.Function):
+        return
+    if hasattr(item.obj, "_loaderkit_detector"):
+        _refuse_watched(item)
+    if not item.get_closest_marker(MARK):
         return
     if item.cls is None or not issubclass(item.cls, unittest.TestCase):
         return
@@ -161,6 +170,16 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         _judge_calls_of(item, lambda _: method())
 
     item.obj = repeated
+
+
+def _refuse_watched(item: pytest.Function) -> None:
+    """Fail a test that a LeakDetector decorates: it would pass, whatever it keeps."""
+    name = item.originalname or item.name
+    _fail(
+        f"{name} is watched by a LeakDetector, and not judged.",
+        why="each of its calls is an epoch, and pytest calls a test once",
+        fix=f"@pytest.mark.{MARK} in place of @LeakDetector()",
+    )
 
 
 def _refuse_async(function: object) -> None:
@@ -178,6 +197,20 @@ def _refuse_async(function: object) -> None:
         )
 
 
+def _refuse_result_to_run(result: object) -> None:
+    """Fail a test whose call runs none of its code, as a wrapper of an async one."""
+    from loaderkit.errors import OptionError
+    from loaderkit.leaks.epoch_functions import check_has_run
+
+    try:
+        check_has_run(result)
+    except OptionError as error:
+        problem = error
+    else:
+        return
+    _fail(problem.what, why=problem.why, fix="have the test run it: asyncio.run(...)")
+
+
 def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> None:
     """Call a test once an epoch; fail it if memory grows."""
     from loaderkit.leaks.checks import MOST_TIMES_LONGER, judge_calls
@@ -193,7 +226,7 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
 
     def call_once(epoch: int) -> None:
         try:
-            call(epoch)
+            result = call(epoch)
         except Exception:
             _keep_row(item, _Row("not judged", f"not judged: call {epoch + 1} failed"))
             if epoch:
@@ -206,6 +239,7 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
             raise
         if item.session.testsfailed > failed_before:
             raise _SubtestFailedError
+        _refuse_result_to_run(result)
 
     try:
         report = judge_calls(detector, call_once, epochs, most=most)

@@ -220,9 +220,9 @@ def why_not_joined(
             reason = explain_none(samples, name_sample, dataset)
         if reason is None:
             reason = explain_difference(samples, dataset, collate.exclude_keys)
-        return reason or unknown
     except Exception:  # noqa: BLE001 -- samples may be of any class
         return unknown
+    return reason or unknown
 
 
 def how_to_join(collate: Collate) -> str:

@@ -124,3 +124,48 @@ def test_a_wrong_line_of_the_ini_file_is_told_as_such(pytester, line, fix):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["leak_free has a setting that cannot be.*", f"*{fix}"])
+
+
+async def trains():
+    pass
+
+
+def trains_when_read():
+    yield
+
+
+async def trains_when_awaited_for():
+    yield
+
+
+@pytest.mark.parametrize(
+    "deferred", [trains, trains_when_read, trains_when_awaited_for]
+)
+@pytest.mark.parametrize(
+    "watch",
+    [
+        assert_no_leak,
+        lambda function: LeakDetector("cpu").run(function, epochs=6),
+        lambda function: LeakDetector("cpu")(function)(),
+    ],
+    ids=["assert_no_leak", "run", "decorator"],
+)
+@pytest.mark.filterwarnings("ignore::loaderkit.errors.NotJudgedWarning")
+def test_a_call_that_runs_none_of_its_code_is_refused(watch, deferred):
+    with pytest.raises(OptionError):
+        watch(deferred)  # seen before the call
+    with pytest.raises(OptionError, match="whose code has not run"):
+        watch(lambda: deferred())
+
+
+def test_a_class_is_not_watched():
+    class Training:
+        pass
+
+    with pytest.raises(OptionError, match="got the class Training"):
+        LeakDetector("cpu")(Training)
+
+
+def test_epochs_are_refused_before_the_loop():
+    with pytest.raises(OptionError, match="got <function"):
+        LeakDetector("cpu").epochs(trains_when_read)

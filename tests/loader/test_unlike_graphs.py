@@ -1,4 +1,4 @@
-"""Graphs that PyG cannot join are told with the field, and kinds of graphs with both."""
+"""Graphs that PyG cannot join are told with the field; kinds of graphs, with both."""
 
 import random
 
