@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,10 @@ from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
 from loaderkit.cache.verified import user_cache_folder
 from loaderkit.errors import CacheError, OptionError
-from loaderkit.fixes import Fix, Without
+from loaderkit.fixes import Fix, Setting, Without
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from loaderkit.cache.storage import Storage
@@ -36,6 +37,8 @@ STORAGES: dict[str, OpenUrl] = {
 
 A storage of your own is a file like folder_storage.py, and a line here; or, outside of
 this library, ``STORAGES["mine"] = MyStorage`` in a module that workers import too."""
+_BROKEN_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9]*)(:/*|/{2,})(?P<rest>[^/].*)")
+"""Such as "s3:/bucket/a" and "s3//bucket/a"."""
 _MAX_BYTES_AHEAD = 4 << 30
 """Chosen: some 16 shards of the usual size, a minute of a network of 70 MB/s."""
 
@@ -204,13 +207,34 @@ def open_storage(
     """
     _check_storage_options(storage_options)
     if not is_url(url):
-        example = "s3://bucket/molecules"
-        name = "url"
-        raise refuse_value(name, url, "a URL that fsspec knows", example)
+        raise _refuse_path(url)
     # "filecache::s3" is no scheme of ours, and fsspec reads such chains.
     scheme = url.split("://", 1)[0].lower()
     open_url = STORAGES.get(scheme, ObjectStore)
     return open_url(url, storage_options, patience)
+
+
+def _refuse_path(value: object) -> OptionError:
+    """Make the error for what is no URL, with the URL that was meant.
+
+    Args:
+        value: A path, a URL whose slashes are not two, or something else.
+    """
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        name, example = "url", "s3://bucket/molecules"
+        return refuse_value(name, value, "a URL that fsspec knows", example)
+    path = str(value)
+    why = "it is a path on this machine"
+    meant = f"file://{Path(path).expanduser().absolute()}"
+    broken = _BROKEN_URL.fullmatch(path)
+    if broken is not None:
+        import fsspec
+
+        if broken["scheme"] in fsspec.available_protocols():
+            why = "a URL has :// behind the name of its store"
+            meant = f"{broken['scheme']}://{broken['rest']}"
+    message = f"url must be a URL that fsspec knows, got {path!r}."
+    return OptionError(message, why=why, fix=Setting("url", meant))
 
 
 def _mirror_from_option(value: object) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
@@ -71,16 +72,53 @@ class SuggestingParser(argparse.ArgumentParser):
         unknown = re.match(
             r"(?:unrecognized arguments: (-\S+)|argument COMMAND: .*?'(\S+?)')", message
         )
-        if unknown:
-            word = unknown[1] or unknown[2]
-            nearest = nearest_name(word, self._known_words())
-            if word in COMMANDS:
-                message += f"; {COMMANDS[word]}"
-            elif nearest == word:
-                message += "; write it behind the command"
-            elif nearest is not None:
-                message += f"; did you mean {nearest!r}?"
+        word = (unknown[1] or unknown[2]) if unknown else ""
+        if message.startswith("the following arguments are required"):
+            # argparse asks for these first, and a word that it took for an option with
+            # a typo may be all there is.
+            word = self._first_unknown_option()
+            message += f"; unrecognized: {word}" if word else ""
+        if word:
+            message += self._say_what_was_meant(word)
         super().error(message)
+
+    def _say_what_was_meant(self, word: str) -> str:
+        name, _, _ = word.partition("=")
+        nearest = nearest_name(name, self._known_words())
+        if name in COMMANDS:
+            return f"; {COMMANDS[name]}"
+        if nearest == name:
+            return "; write it behind the command"
+        if name.lstrip("-").replace("-", "_") in self._names_of_places():
+            return f"; {name.lstrip('-')} is given without its name"
+        if nearest is None:
+            # "-version", and "-V" of other commands
+            dashed = [f"--{name.lstrip('-').lower()}", f"--{name.lstrip('-')}"]
+            nearest = next((w for w in self._known_words() if w in dashed), None)
+        if nearest is not None:
+            return f"; did you mean {nearest!r}?"
+        of_commands = nearest_name(name, self._options_of_commands())
+        if of_commands is not None:
+            return f"; {of_commands} is an option of commands, and goes behind one"
+        return ""
+
+    def _first_unknown_option(self) -> str:
+        """Give the first word that looks like an option, and is none; else nothing."""
+        known = [word for word in self._known_words() if word.startswith("-")]
+        for word in self._words:
+            name, _, _ = word.partition("=")
+            if word == "--":
+                break
+            is_option = re.match(r"--?[A-Za-z]", word) is not None
+            # argparse takes the beginning of an option for it.
+            if is_option and not any(option.startswith(name) for option in known):
+                return word
+        return ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and keep the words for a message."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, so that a command's unknown options are told by the command itself."""
@@ -97,6 +135,20 @@ class SuggestingParser(argparse.ArgumentParser):
                 parser: argparse.ArgumentParser = action.choices[name]
                 return parser
         return self
+
+    def _options_of_commands(self) -> list[str]:
+        parsers = [
+            parser
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 -- argparse has no public name for it
+            for parser in action.choices.values()
+        ]
+        names = {name for parser in parsers for name in parser._option_string_actions}  # noqa: SLF001 -- nor a list
+        return sorted(name for name in names if name.startswith("--"))
+
+    def _names_of_places(self) -> list[str]:
+        """Name the arguments that are given by their place."""
+        return [action.dest for action in self._actions if not action.option_strings]
 
     def _known_words(self) -> list[str]:
         """Name the commands and options that this parser takes."""

@@ -4,16 +4,17 @@ Nothing listens at the hosts of these URLs, and most libraries are not installed
 """
 
 import functools
+from pathlib import Path
 
 import fsspec
 import pytest
 
 from loaderkit import inspect_cache, open_cache, pack, verify
 from loaderkit.cache.object_store import ObjectStore
-from loaderkit.cache.remote import STORAGES
+from loaderkit.cache.remote import STORAGES, open_storage
 from loaderkit.cache.storage import Patience
 from loaderkit.cache.transfer import pull, push
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, OptionError
 
 QUICK = Patience(request_s=5.0, waits_s=(0.01,), silent_tries=1)
 PROTOCOLS = sorted(set(fsspec.available_protocols()) - {"file", "local"})
@@ -85,3 +86,35 @@ def answer_of(call):
 
 def is_error(answer):
     return isinstance(answer, Exception)
+
+
+BROKEN = ["{}:/bucket/a.lk", "{}//bucket/a.lk", "{}:bucket/a.lk"]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hf", "memory", "sftp"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_url_with_other_slashes_is_answered_with_the_url(scheme, broken):
+    with pytest.raises(OptionError) as caught:
+        open_storage(broken.format(scheme))
+
+    assert caught.value.fix == f"url='{scheme}://bucket/a.lk'"
+
+
+@pytest.mark.parametrize("path", ["a.lk", "./a.lk", "/data/a.lk", "s3/a.lk", "~/a.lk"])
+def test_a_path_where_a_url_is_wanted_is_answered_with_its_url(path):
+    with pytest.raises(OptionError) as caught:
+        open_storage(path)
+
+    meant = Path(path).expanduser().absolute()
+    assert caught.value.fix == f"url='file://{meant}'"
+
+
+def test_a_cache_is_pushed_to_the_url_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pack([{"x": 1}], "a.lk", workers=0)
+    with pytest.raises(OptionError) as caught:
+        push("a.lk", "copy of a.lk")
+
+    push("a.lk", caught.value.fix.removeprefix("url=").strip("'"))
+
+    assert list(open_cache("copy of a.lk")) == [{"x": 1}]
