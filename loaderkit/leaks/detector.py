@@ -119,8 +119,9 @@ class LeakDetector:
             check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
         if every is not None:
             check_integer("every", every, least=1)
-        if inspect.isroutine(device):
-            name = getattr(device, "__name__", "function")
+        given: object = device
+        if inspect.isroutine(given):
+            name = given.__name__
             message = f"A LeakDetector takes a device first, got the function {name}."
             why = "as a decorator it is called before"
             raise OptionError(message, why=why, fix=f"@LeakDetector() above {name}")

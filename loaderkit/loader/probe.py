@@ -8,7 +8,9 @@ each other's bytes; to workers that are spawned it cannot be sent.
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -245,7 +247,7 @@ def measure_reading(
         send_s=transfer.send_s * scale,
         receive_s=transfer.receive_s * scale,
         device=device_of_batch(fetched.batch),
-        unsendable=transfer.unsendable if fetched.is_joined else "",
+        unsendable=transfer.unsendable if fetched.is_joined else fetched.unsendable,
         probe_s=time.perf_counter() - begun,
     )
 
@@ -270,6 +272,8 @@ class _Fetched(NamedTuple):
     """The time to read and join them."""
     is_joined: bool = True
     """It is what the loop gets.  A user's ``collate_fn`` was not called with a part."""
+    unsendable: str = ""
+    """Why a whole batch cannot be pickled, where these samples are a part of one."""
 
 
 class _TransferCost(NamedTuple):
@@ -363,7 +367,7 @@ def _read_some_samples(
 ) -> _Fetched:
     """Read on from the first samples, one by one, while there is time.
 
-    A user's ``collate_fn`` is not called with parts of a batch.
+    A user's ``collate_fn`` is not called with parts of a batch, and not timed.
     """
     samples = list(first.samples)
     seconds = first.seconds_each * len(samples)
@@ -374,9 +378,27 @@ def _read_some_samples(
         samples += _as_list(fetch(dataset, [row], _as_list))
     if len(samples) > len(first.samples):
         seconds += time.perf_counter() - start
-    is_joined = isinstance(collate, Join)
-    batch = collate(samples) if is_joined else samples
-    return _Fetched(batch, len(samples), seconds, is_joined=is_joined)
+    if isinstance(collate, Join):
+        return _Fetched(collate(samples), len(samples), seconds)
+    unsendable = _why_joined_unsendable(samples, len(rows), collate)
+    return _Fetched(samples, len(samples), seconds, False, unsendable)
+
+
+def _why_joined_unsendable(
+    samples: Sequence[Any], batch_size: int, collate: Collate
+) -> str:
+    """Say why what a user's ``collate_fn`` makes cannot be pickled; empty if it can.
+
+    It is given as many samples as a batch has, some of them again and again, since
+    there was no time to read more.
+    """
+    repeated = itertools.islice(itertools.cycle(samples), batch_size)
+    try:
+        # Copies: a function may take fields out of the dicts that it is given.
+        batch = collate([copy.copy(sample) for sample in repeated])
+    except Exception:  # noqa: BLE001 -- the user's code; the loop raises it, if it comes again
+        return ""
+    return "" if device_of_batch(batch) else why_unsendable(batch)
 
 
 def _time_transfer(batch: object, deadline: float) -> _TransferCost:

@@ -181,6 +181,7 @@ class TakesItsTime(torch.utils.data.Dataset):
 
 
 @forks
+@pytest.mark.parametrize("batch_size", [4, 40], ids=["quick", "slow"])
 @pytest.mark.parametrize(
     "make_batch",
     [
@@ -191,21 +192,45 @@ class TakesItsTime(torch.utils.data.Dataset):
         pytest.param(lambda _: RefusesToTravel(), id="class of the user's"),
     ],
 )
-def test_batches_that_cannot_leave_a_worker_are_made_here_as_by_torch(make_batch):
-    loader = build_loader(TakesItsTime(), batch_size=4, collate_fn=make_batch)
+def test_batches_that_cannot_leave_a_worker_are_made_here_as_by_torch(
+    make_batch, batch_size
+):
+    """A batch of 40 takes longer to read than the probe may take."""
+    options = {"batch_size": batch_size, "collate_fn": make_batch}
+    loader = build_loader(TakesItsTime(), **options)
 
     batch = next(iter(loader))
 
-    as_torch = torch.utils.data.DataLoader(
-        TakesItsTime(), batch_size=4, collate_fn=make_batch
-    )
+    as_torch = torch.utils.data.DataLoader(TakesItsTime(), **options)
     assert type(batch) is type(next(iter(as_torch)))
     assert loader.plan.num_workers.value == 0
     assert "a batch cannot leave a worker" in loader.plan.num_workers.reason
 
 
+class SlowDicts(TakesItsTime):
+    def __getitem__(self, row):
+        return {"x": super().__getitem__(row)}
+
+
+def test_a_function_is_given_whole_batches_of_samples_that_are_slow():
+    """One that takes its fields out, and counts on the size of the batch."""
+    sizes = []
+
+    def join(samples):
+        sizes.append(len(samples))
+        return [sample.pop("x") for sample in samples], lambda: None
+
+    measured = probe.measure_reading(SlowDicts(), range(64), join)
+
+    assert sizes == [64]
+    assert "pickle" in measured.unsendable
+    assert 2 <= measured.samples < 64
+    assert measured.fetch_s > 64 * 0.003
+
+
 @forks
-def test_batches_that_can_leave_a_worker_are_made_by_workers():
-    loader = build_loader(TakesItsTime(), batch_size=4)
+@pytest.mark.parametrize("batch_size", [4, 40], ids=["quick", "slow"])
+def test_batches_that_can_leave_a_worker_are_made_by_workers(batch_size):
+    loader = build_loader(TakesItsTime(), batch_size=batch_size, collate_fn=list)
 
     assert "cannot leave" not in loader.plan.num_workers.reason
