@@ -783,7 +783,6 @@ COMMANDS: Mapping[str, str] = {
         ("load", "loader", "build-loader", "build_loader", "train"),
         _IN_PYTHON.format('build_loader(loaderkit.open_cache("a.lk"), batch_size=32)'),
     ),
-    **dict.fromkeys(("-V", "-v"), "did you mean '--version'?"),
     **dict.fromkeys(("info", "show", "ls", "list", "stat", "open"), "use 'inspect'"),
     **dict.fromkeys(("check", "validate", "fsck", "hash"), "use 'verify'"),
     **dict.fromkeys(("upload", "export"), "use 'push'"),

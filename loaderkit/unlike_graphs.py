@@ -77,9 +77,11 @@ def _graphs_at_places(
     if is_pyg_data(first):
         if all(map(is_pyg_data, samples)):
             yield path, samples
-    elif isinstance(first, Mapping):
+    elif isinstance(first, Mapping) and all(isinstance(s, Mapping) for s in samples):
         keys = [key for key in first if all(key in sample for sample in samples)]
-    elif isinstance(first, list | tuple):
+    elif isinstance(first, list | tuple) and all(
+        isinstance(sample, list | tuple) for sample in samples
+    ):
         keys = range(min(map(len, samples)))
     for key in keys:
         values = [sample[key] for sample in samples]

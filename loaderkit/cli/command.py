@@ -91,10 +91,11 @@ class SuggestingParser(argparse.ArgumentParser):
             return "; write it behind the command"
         if name.lstrip("-").replace("-", "_") in self._names_of_places():
             return f"; {name.lstrip('-')} is given without its name"
-        if nearest is None:
-            # "-version", and "-V" of other commands
-            dashed = [f"--{name.lstrip('-').lower()}", f"--{name.lstrip('-')}"]
-            nearest = next((w for w in self._known_words() if w in dashed), None)
+        if nearest is None and name.startswith("-"):
+            # As other programs have them: "-version" and "-V".
+            beginning = f"--{name.lstrip('-').lower()}"
+            meant = [w for w in self._known_words() if w.startswith(beginning)]
+            nearest = meant[0] if len(meant) == 1 else None
         if nearest is not None:
             return f"; did you mean {nearest!r}?"
         of_commands = nearest_name(name, self._options_of_commands())

@@ -59,6 +59,19 @@ def test_a_misspelt_command_is_answered_with_the_command(command, capsys):
             assert f"did you mean {command!r}?" in told([typo], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["-V"], "--version"),
+        (["-version"], "--version"),
+        (["doctor", "-j"], "--json"),
+        (["pack", "x", "y", "-w", "3"], "--workers"),
+    ],
+)
+def test_a_letter_of_other_programs_is_answered_with_the_option(words, option, capsys):
+    assert f"did you mean {option!r}?" in told(words, capsys)
+
+
 def test_an_option_of_commands_is_known_before_them(capsys):
     assert "--json is an option of commands" in told(["--jsn"], capsys)
 
