@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
+from loaderkit.budget.step.allocation_log import Log
 from loaderkit.budget.step.cuda_functions import CudaFunctions
 
 NARROW = torch.bfloat16
@@ -145,6 +146,8 @@ OTHERS = {
 
 class NoTracker:
     """What these functions make is not logged here."""
+
+    log = Log()
 
 
 def dtype_on(device, call, dtype):

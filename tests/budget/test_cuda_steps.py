@@ -171,3 +171,25 @@ def test_cells_keep_what_their_kernel_does(cell):
     on_cuda = estimate(Cells(), batch, Step(target=CUDA)).peak
 
     assert on_cuda > 2 * 12 * 4096 * 64 * 4
+
+
+class WithItsOwnAutocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.layers(x).float()
+
+
+def test_a_models_own_autocast_is_told_where_it_is_off():
+    model, batch = WithItsOwnAutocast(), torch.randn(8192, 256)
+    narrow = estimate(model.layers, batch, Step(target=CUDA, autocast=torch.bfloat16))
+
+    estimated = estimate(model, batch, Step(target=CUDA))
+
+    assert estimated.low < narrow.peak < estimated.peak
+    assert "asks for CUDA's autocast itself" in " ".join(estimated.assumptions)
+    plain = estimate(model.layers, batch, Step(target=CUDA))
+    assert "autocast" not in " ".join(plain.assumptions)

@@ -92,6 +92,8 @@ class Log:
     """Sparse tensors whose elements are not followed, as they are read and made."""
     has_unknown_sparse_calls: bool = False
     """Whether a kernel read or made sparse tensors that was not tried."""
+    lacks_autocast: bool = False
+    """Whether the model asked for CUDA's autocast, which has no effect on fakes."""
     checkpoints: int = 0
     """Blocks that compute their activations again."""
     real_bytes: int = 0

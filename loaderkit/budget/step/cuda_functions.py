@@ -53,6 +53,8 @@ class CudaFunctions(TorchFunctionMode):
     ) -> Any:
         """Run a function as CUDA does, or as it is."""
         kwargs = kwargs or {}
+        # Where a GPU is, a model's own autocast is on, and the fakes lie on the CPU.
+        self.tracker.log.lacks_autocast |= torch.is_autocast_enabled("cuda")
         policy = cast_policy_of(func, kwargs)
         if policy is not None:
             return run_by_policy(func, policy, args, kwargs)

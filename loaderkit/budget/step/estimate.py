@@ -433,6 +433,16 @@ def _held_throughout(parts: dict[Part, int]) -> int:
     return sum(parts[name] for name in _HELD_THROUGHOUT)
 
 
+_LACKS_AUTOCAST = (
+    "float32 where the model asks for CUDA's autocast itself, which is off here: "
+    "with autocast=torch.bfloat16 the estimate has its types"
+)
+
+
+def _bytes_of_activations(parts: dict[Part, int]) -> int:
+    return parts.get("activations", 0) + parts.get("temporaries", 0)
+
+
 class _Interval(NamedTuple):
     """Bytes."""
 
@@ -499,9 +509,13 @@ def summarise(log: Log, step: Step) -> StepEstimate:
 
     part_of = storage_parts(log)
     parts = parts_at(log, highest, part_of)
+    low = interval.low
+    if log.lacks_autocast:
+        assumptions.append(_LACKS_AUTOCAST)
+        low -= _bytes_of_activations(parts) // 2  # all of them in half the bytes
     return StepEstimate(
         peak=highest.total,
-        low=max(interval.low, _held_throughout(parts)),
+        low=max(low, _held_throughout(parts)),
         high=interval.high,
         phase=highest.phase,
         parts=parts,

@@ -58,6 +58,10 @@ _KEPT_BYTES = 1 << 10
 as nobody sees in a peak."""
 
 
+_AUTOCAST_IS_OFF = r".*CUDA is not available.*[Dd]isabling"
+"""Torch's words where a model asks for ``torch.autocast("cuda")`` without a GPU."""
+
+
 def track_step(
     model: torch.nn.Module,
     batch: object,
@@ -144,8 +148,9 @@ def _track_once(
     # Looked up here, since it cannot be under a mode.
     references_alone()
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("ignore")
+        warnings.filterwarnings("always", message=_AUTOCAST_IS_OFF)
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(without_torch_logging())
         stack.enter_context(_function_modes(step, tracker))
@@ -157,6 +162,7 @@ def _track_once(
         run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
         tracker.label_gradients(twin)
         tracker.label_state(optimizer)
+    log.lacks_autocast |= bool(caught)
 
     with warnings.catch_warnings():
         # Small calls are made with invented values, of which torch may warn.
