@@ -33,7 +33,7 @@ from loaderkit.memory.shm_batch import (
     can_share_batches,
     filling_segments,
     give_segments,
-    has_segments,
+    segments_of_worker,
     sends_shared_batches,
 )
 from loaderkit.nests import map_leaves
@@ -94,7 +94,7 @@ def fetch(
         limits.check(samples, names_of(dataset, rows))
 
     # A user's transform might keep a tensor of the batch.
-    fills_segment = transform is None and gathers and has_segments()
+    fills_segment = transform is None and gathers and segments_of_worker() is not None
     try:
         with filling_segments() if fills_segment else _NOTHING_TO_FILL:
             batch = collate(samples)
@@ -494,6 +494,11 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
 class Sending:
     """Copies finished batches of a worker to shared memory.
 
+    It has no segments of its own: they are those of the process that it is called in,
+    which are the ones that batches are gathered into.  Whoever is sent to a worker may
+    be there twice, and a batch that was gathered into the segments of one, and handed
+    on by another, would be written over before it was received.
+
     Args:
         count: Segments of shared memory in a worker: the most batches that are being
             written, or are not yet received.
@@ -501,14 +506,13 @@ class Sending:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        # Made in the worker: a segment belongs to its process.
-        self._segments: SegmentRing | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Pack a batch in a worker; return it unchanged in the training process."""
-        if get_worker_info() is None or self._segments is None:
+        segments = segments_of_worker()
+        if get_worker_info() is None or segments is None:
             return batch
-        return SharedBatch(batch, self._segments)
+        return SharedBatch(batch, segments)
 
     def start(self) -> None:
         """Make segments for this worker, and let datasets know that they are used.
@@ -517,5 +521,4 @@ class Sending:
         """
         can_share = can_share_batches()
         sends_shared_batches.set(can_share)
-        self._segments = SegmentRing(self.count) if can_share else None
-        give_segments(self._segments)
+        give_segments(SegmentRing(self.count) if can_share else None)

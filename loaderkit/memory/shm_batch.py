@@ -263,9 +263,9 @@ def give_segments(segments: SegmentRing | None) -> None:
     _segments_of_worker.set(segments)
 
 
-def has_segments() -> bool:
-    """Tell whether this process sends its batches in segments: a worker of ours."""
-    return _segments_of_worker.get() is not None
+def segments_of_worker() -> SegmentRing | None:
+    """Give the segments of this process; None where it is no worker of ours."""
+    return _segments_of_worker.get()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data import _utils as utils_of_torch
 from torch.utils.data._utils import worker as worker_of_torch
 
-from loaderkit import build_loader
+from loaderkit import build_loader, pack
 from loaderkit.errors import LoaderError
 from loaderkit.loader.device_prefetch import DevicePrefetcher
 from loaderkit.loader.worker_deaths import cause_of
@@ -606,3 +606,29 @@ def test_a_class_typed_into_a_notebook_is_loaded():
     )
 
     assert "[[0, 1, 2, 3], [4, 5, 6, 7]] True" in done.stdout, done.stderr[-800:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_batches_that_wait_for_a_late_loop_stay_as_they_were_made(
+    tmp_path, start_method
+):
+    """Each is gathered where it is sent from: 96 kB, four of them ahead of the loop."""
+    samples = [
+        {"x": torch.full((3000,), float(row)), "row": torch.tensor(row)}
+        for row in range(64)
+    ]
+    cache = pack(samples, tmp_path / "c.lk", workers=0)
+    loader = build_loader(
+        cache, batch_size=8, num_workers=1, prefetch_factor=4,
+        multiprocessing_context=start_method,
+    )  # fmt: skip
+
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    time.sleep(0.5)
+    batches += iterator
+
+    assert torch.cat([batch["row"] for batch in batches]).tolist() == list(range(64))
+    for batch in batches:
+        assert torch.equal(batch["x"], batch["row"][:, None].float().expand(-1, 3000))
