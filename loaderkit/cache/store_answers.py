@@ -341,7 +341,8 @@ def _refused_by_store(
 ) -> CacheError:
     """Say that the store does not let us do something."""
     message = f"{where} could not be {verb}: {text_of(error)}."
-    if verb == "written" and "read" in verbs_let_in:
+    has_expired = "expired" in text_of(error).lower()
+    if verb == "written" and "read" in verbs_let_in and not has_expired:
         why = "these credentials may read there, and not write"
         may_write = " with credentials that may write, or another URL"
         fix = Fix.of(STORAGE_OPTIONS, may_write)

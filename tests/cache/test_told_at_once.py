@@ -368,3 +368,31 @@ def test_a_server_that_never_answers_is_given_up_as_the_file_system_is_opened():
         if thread.name == "loaderkit-storage":
             thread.join()
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("The provided token has expired.", "expired"),
+        ("Access Denied", "may read there, and not write"),
+    ],
+)
+def test_a_token_that_expired_before_the_first_file_may_have_been_allowed_to_write(
+    answer, why
+):
+    import fsspec
+
+    class Refusing(fsspec.get_filesystem_class("memory")):
+        protocol = "refusing"
+
+        def pipe_file(self, *_, **__):
+            raise PermissionError(answer)
+
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    store = ObjectStore("refusing://bucket/x", patience=QUICK)
+    assert store.sizes() == {}
+
+    with pytest.raises(CacheError) as raised:
+        store.commit("manifest.json", b"{}", replace=True)
+
+    assert why in raised.value.why
