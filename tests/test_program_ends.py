@@ -150,6 +150,27 @@ def test_with_workers_it_comes_as_without(kind, error):
     assert ended_by == torchs_end(dataset)
 
 
+def end_program(_worker):
+    raise SystemExit(7)
+
+
+def test_a_worker_init_fn_that_ends_the_program_ends_the_loop_as_it_is():
+    options = {"num_workers": 1, "worker_init_fn": end_program}
+
+    assert what_ends(lambda: read_all(list(range(8)), **options)) == (SystemExit, (7,))
+
+
+def join_and_end(_samples):
+    raise SystemExit(7)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_that_ends_the_program_ends_the_loop_as_it_is(workers):
+    options = {"num_workers": workers, "collate_fn": join_and_end}
+
+    assert what_ends(lambda: read_all(list(range(8)), **options)) == (SystemExit, (7,))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_handler_that_ends_the_program_ends_packing_as_it_is(tmp_path, workers):
     def end(_, __):

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.errors import LoaderError
-from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt
+from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt, is_sent
 from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.loader.users_errors import error_about
@@ -330,7 +330,12 @@ class WorkerStart(SentWhole):
         try:
             if self.user_init is not None:
                 self._call_user_init(self.user_init, worker)
-        except Exception as error:  # noqa: BLE001 -- raised again in the loop
+        except BaseException as error:
+            if not is_sent(error):
+                raise
+            if not isinstance(error, Exception):
+                stand_in.fail_with(Failure(error, is_of_start=True))
+                return
             # torch would send the text of the error alone.  The stand-in sends the
             # error itself, in place of the worker's batches.
             message = f"worker_init_fn failed in worker {worker}: "
