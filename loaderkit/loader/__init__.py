@@ -14,4 +14,14 @@ raised when the user's code fails), ``worker_deaths`` (what is raised when a wor
 dies), ``unlike_samples`` (why samples were not joined: ``sample_differences``,
 ``refused_values``), ``read_ahead`` (batches made ahead by a thread) and
 ``device_prefetch`` (batches moved to the device ahead of time).
+
+What else there is, by what you look for: ``options`` and ``keywords`` (what can be
+asked for); ``probe``, ``forecast``, ``reading`` and ``downloads`` (what a plan is made
+from); ``iterables``, ``user_batches`` and ``limits`` (streams, samplers of the user's,
+and sizes that bound a batch); ``stateful``, ``digests``, ``seeds`` and
+``sampler_epochs`` (what a state counts on); ``collating``,
+``pipes`` and ``page_locking`` (what is done with a batch); ``failures``,
+``sample_names`` and ``missing_rows`` (errors, and the names in them);
+``worker_processes`` (workers, so that they can be ended); ``assigned`` (settings that
+are assigned to a built loader); ``page`` (the plan as a page).
 """
