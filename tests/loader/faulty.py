@@ -1,5 +1,7 @@
 """Users' mistakes: every kind of error, in every place where a user's code runs."""
 
+from multiprocessing import current_process
+
 import torch
 from torch.utils.data import (
     ConcatDataset,
@@ -226,3 +228,29 @@ SAMPLES = {
     "stacked": (lambda e: stacked(Named(e)), f"row {BAD}"),
 }
 """Datasets in which one sample fails, and how it is named."""
+
+
+class OnlyHere:
+    """Can be unpickled in the process that trains, where it is tried, and no worker."""
+
+    def __call__(self, rows):
+        return rows
+
+    def __setstate__(self, state):
+        if current_process().name == "MainProcess":
+            return
+        msg = "this machine's licence is in use"
+        raise PermissionError(msg)
+
+    def __getstate__(self):
+        return {"a": 1}
+
+
+class RowsOnlyHere(OnlyHere, Dataset):
+    """Eight rows, the samples of which are their numbers."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        return row

@@ -12,7 +12,6 @@ import pickle
 import sys
 import traceback
 import uuid
-from multiprocessing import current_process
 
 import faulty
 import numpy as np
@@ -715,33 +714,12 @@ def test_a_batch_of_a_stream_that_cannot_be_unpickled_has_a_number():
         list(loader)
 
 
-class OnlyHere:
-    """Can be unpickled in the process that trains, where it is tried."""
-
-    def __call__(self, rows):
-        return rows
-
-    def __setstate__(self, state):
-        if current_process().name == "MainProcess":
-            return
-        msg = "this machine's licence is in use"
-        raise PermissionError(msg)
-
-    def __getstate__(self):
-        return {"a": 1}
-
-
-class MadeOnlyHere(OnlyHere, Unpicklable):
-    def __getitem__(self, row):
-        return row
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["dataset", "worker_init_fn"])
 def test_what_cannot_be_unpickled_in_a_spawned_worker_is_told(part):
     """torch tells of a worker that "exited unexpectedly"."""
-    dataset = MadeOnlyHere(None) if part == "dataset" else range(8)
-    options = {} if part == "dataset" else {part: OnlyHere()}
+    dataset = faulty.RowsOnlyHere() if part == "dataset" else range(8)
+    options = {} if part == "dataset" else {part: faulty.OnlyHere()}
     loader = build_loader(
         dataset,
         batch_size=2,
