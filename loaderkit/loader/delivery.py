@@ -143,6 +143,9 @@ class StandIn(SentWhole):
 
     dataset: Any
     """The user's; None where it could not be unpickled."""
+    user_init: Callable[[int], None] | None = None
+    """The user's ``worker_init_fn``.  It goes to a worker together with the dataset,
+    since it may be a method of it, or share something with it."""
     _failure: Failure | None = None
 
     def fail_with(self, failure: Failure) -> None:
@@ -157,8 +160,8 @@ class StandIn(SentWhole):
     def begin_without_state(self, error: Exception) -> None:
         """Give an error in place of every batch; see ``SentWhole``."""
         self.dataset = None
-        what = "The dataset, or what is read with it, could not be unpickled in a "
-        what += "worker: "
+        what = "The dataset, or what goes to a worker with it (worker_init_fn, "
+        what += "collate_fn), could not be unpickled there: "
         fix = "correct its __setstate__ or __reduce__, or "
         fix += "multiprocessing_context='fork'; num_workers=0 pickles nothing"
         self.fail_with(Failure.of_start(what, error, fix))
@@ -176,10 +179,17 @@ class MapBatches(StandIn, Dataset[Delivery]):
     Args:
         fetching: Makes the batch of some rows.
         resumption: States that the datasets of starting workers are brought to.
+        user_init: See ``StandIn``.
     """
 
-    def __init__(self, fetching: Fetching, resumption: Resumption) -> None:
+    def __init__(
+        self,
+        fetching: Fetching,
+        resumption: Resumption,
+        user_init: Callable[[int], None] | None,
+    ) -> None:
         self.fetching, self.resumption = fetching, resumption
+        self.user_init = user_init
         self.dataset = fetching.dataset
         self.keeps_state = is_stateful(fetching.dataset)
 
@@ -281,37 +291,27 @@ def _not_sent(error: Exception) -> LoaderError:
     return not_sent
 
 
-class WorkerStart(SentWhole):
+class WorkerStart:
     """The ``worker_init_fn`` of the inner loader.
 
     Args:
         sending: Started in the worker; None if torch sends the batches.
-        user_init: The user's ``worker_init_fn``.
         start_method: How workers start.
-        warn_of_seeds: Warn if ``user_init`` seeds torch, which has no effect here.
+        warn_of_seeds: Warn if the user's ``worker_init_fn`` seeds torch, which has no
+            effect here.
     """
 
     def __init__(
         self,
         sending: Sending | None,
-        user_init: Callable[[int], None] | None,
         start_method: str | None,
         *,
         warn_of_seeds: bool = False,
     ) -> None:
-        self.sending, self.user_init = sending, user_init
+        self.sending = sending
         self.warn_of_seeds = warn_of_seeds
         # The parent of a worker is this process, or else the fork server.
         self.parent_pid = None if start_method == "forkserver" else os.getpid()
-        self._failure: Failure | None = None
-
-    def begin_without_state(self, error: Exception) -> None:
-        """Have the worker give an error in place of its batches; see ``SentWhole``."""
-        self.sending = self.user_init = self.parent_pid = None
-        self.warn_of_seeds = False
-        what = "worker_init_fn could not be unpickled in a worker: "
-        fix = "correct its __setstate__ or __reduce__; num_workers=0 does without it"
-        self._failure = Failure.of_start(what, error, fix)
 
     def __call__(self, worker: int) -> None:
         """Prepare a worker, in its process."""
@@ -323,13 +323,11 @@ class WorkerStart(SentWhole):
         stand_in = _show_users_dataset()
         if self.sending is not None:
             self.sending.start()
-        if self._failure is not None:
-            stand_in.fail_with(self._failure)
         if stand_in.has_failed:
             return
         try:
-            if self.user_init is not None:
-                self._call_user_init(self.user_init, worker)
+            if stand_in.user_init is not None:
+                self._call_user_init(stand_in.user_init, worker)
         except BaseException as error:
             if not is_sent(error):
                 raise

@@ -169,7 +169,6 @@ def open_inner_iterator(
     replaces_seeds = setup.seeded or setup.iterable is not None
     worker_start = WorkerStart(
         sending,
-        outer.worker_init_fn,
         setup.plan.multiprocessing_context.value,
         warn_of_seeds=warn_of_seeds and replaces_seeds,
     )
@@ -264,7 +263,14 @@ def _make_stand_in(
     if setup.iterable is not None:
         # A state may have brought another seed than the loader was built with.
         rule = replace(setup.iterable, seed=seed % 2**63)
-        return IterableBatches(outer.dataset, collate, rule, source.number, workers)
+        return IterableBatches(
+            outer.dataset,
+            collate,
+            rule,
+            source.number,
+            workers,
+            outer.worker_init_fn,
+        )
     batches = setup.batches
     fetching = Fetching(
         outer.dataset,
@@ -273,7 +279,7 @@ def _make_stand_in(
         limits=setup.limit_check,
         chooser=batches.chooser if isinstance(batches, UserBatches) else None,
     )
-    return MapBatches(fetching, workers)
+    return MapBatches(fetching, workers, outer.worker_init_fn)
 
 
 def _choose_sending(outer: DataLoader[Any], setup: LoaderSetup) -> Sending | None:

@@ -32,6 +32,8 @@ from loaderkit.randomness import Seeded, mix_seed
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from loaderkit.loader.collating import Collate
@@ -199,6 +201,7 @@ class IterableBatches(StandIn, IterableDataset[Delivery]):
         epoch: Number of the epoch ``[]`` int64, in memory that is shared with workers
             that are kept.
         resumption: Where the workers begin.
+        user_init: See ``StandIn``.
     """
 
     def __init__(
@@ -208,12 +211,14 @@ class IterableBatches(StandIn, IterableDataset[Delivery]):
         rule: IterableRule,
         epoch: torch.Tensor,
         resumption: Resumption,
+        user_init: Callable[[int], None] | None,
     ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.rule = rule
         self.epoch = epoch
         self.resumption = resumption
+        self.user_init = user_init
         self._resumed_epoch = int(epoch)
 
     def __iter__(self) -> Iterator[Delivery]:

@@ -44,6 +44,21 @@ class Noisy(Dataset):
         return {"row": row, "drawn": torch.tensor(drawn, dtype=torch.float64)}
 
 
+class Prepared(Dataset):
+    """Six rows, each beside the number of the worker that a method has noted."""
+
+    worker = -1
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, row):
+        return torch.tensor([row, self.worker])
+
+    def prepare(self, worker):
+        self.worker = worker
+
+
 class Doomed(Dataset):
     """Ends its process, or fails, at row 13."""
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from data import Doomed, Slow
-from torch.utils.data import IterableDataset
+from data import Doomed, Prepared, Slow
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import _utils as utils_of_torch
 from torch.utils.data._utils import worker as worker_of_torch
 
@@ -632,3 +632,21 @@ def test_batches_that_wait_for_a_late_loop_stay_as_they_were_made(
     assert torch.cat([batch["row"] for batch in batches]).tolist() == list(range(64))
     for batch in batches:
         assert torch.equal(batch["x"], batch["row"][:, None].float().expand(-1, 3000))
+
+
+@pytest.mark.slow
+def test_a_method_that_prepares_a_spawned_worker_prepares_its_dataset():
+    """As in torch's loader: it is a method of the dataset that the worker reads."""
+    dataset = Prepared()
+    options = {
+        "batch_size": 3,
+        "num_workers": 2,
+        "worker_init_fn": dataset.prepare,
+        "multiprocessing_context": "spawn",
+    }
+
+    ours = list(build_loader(dataset, **options))
+
+    expected = [[[0, 0], [1, 0], [2, 0]], [[3, 1], [4, 1], [5, 1]]]
+    assert [batch.tolist() for batch in ours] == expected
+    assert [batch.tolist() for batch in DataLoader(dataset, **options)] == expected

@@ -732,4 +732,4 @@ def test_what_cannot_be_unpickled_in_a_spawned_worker_is_told(part):
         next(iter(loader))
 
     assert "licence is in use" in str(caught.value)
-    assert ("worker_init_fn" in str(caught.value)) == (part == "worker_init_fn")
+    assert part in str(caught.value)
