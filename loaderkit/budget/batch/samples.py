@@ -232,6 +232,9 @@ class Samples:
 
     def worst_rows(self, peak_model: PeakModel, count: int) -> list[int]:
         """Name the samples of the worst batch of so many, by what is predicted."""
+        if is_temporal_data(self.dataset):
+            first = _window_of_most_nodes(self.dataset, count)
+            return list(range(first, first + count))
         summed = self.sizes.shape[1]
         if self.is_sequences:
             weights = [self.sizes[:, _TOKENS_COLUMN]]
@@ -302,6 +305,32 @@ def _read_events(events: Any) -> Samples:
         raise StepError(message, why=why, fix="plan_batch(model, events, device)")
     join_events = functools.partial(_join_events, events)
     return Samples(events, "samples", np.ones((count, 1)), join_events)
+
+
+def _window_of_most_nodes(events: Any, count: int) -> int:
+    """Find where so many events in a row have the most nodes.
+
+    Of batches of as many events, that is the one that takes the most: models compute
+    something for each node that takes part.
+    """
+    ends = [events[name] for name in ("src", "dst") if name in events]
+    if not ends:
+        return 0
+    nodes = torch.stack(ends, dim=1).flatten().cpu().numpy()
+    times = np.repeat(np.arange(len(events)), len(ends))
+
+    # A node counts in each window that has its event and not the one before.
+    order = np.argsort(nodes, kind="stable")
+    is_same_node = nodes[order][1:] == nodes[order][:-1]
+    before = np.full(len(nodes), -1)
+    before[order[1:][is_same_node]] = times[order[:-1][is_same_node]]
+    first_window = np.maximum(before + 1, times - count + 1)
+    counts_differ = np.zeros(len(events) + 1, np.int64)
+    is_counted = first_window <= times
+    np.add.at(counts_differ, first_window[is_counted], 1)
+    np.add.at(counts_differ, times[is_counted] + 1, -1)
+    node_counts = np.cumsum(counts_differ)[: len(events) - count + 1]
+    return int(node_counts.argmax())
 
 
 def _join_events(events: Any, rows: list[int]) -> Any:

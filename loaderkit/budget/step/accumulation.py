@@ -33,6 +33,16 @@ _IN_PLACE = {
     _aten.scatter_add.default: _aten.scatter_add_.default,
 }
 """Operators that stand for their in-place twins in formulas of the backward pass."""
+_IN_PLACE_IN_FORMULA = {
+    "BinaryCrossEntropyWithLogitsBackward": {
+        _aten.mul.Tensor: _aten.mul_.Tensor,
+        _aten.sub.Tensor: _aten.sub_.Tensor,
+    },
+}
+"""The same in some formulas only, by what their names begin with: others multiply into
+new tensors, with a mode or without."""
+_TWINS_IN_A_ROW = 2
+"""Before the last one in these formulas, at most."""
 _CLEARING = (
     "IndexPutBackward",
     "PutBackward",
@@ -44,7 +54,16 @@ _CLEARING = (
 
 def in_place_of(func: OpOverload) -> Any:
     """Give the twin of an operator that writes into its first operand."""
-    return _IN_PLACE[func]
+    return _in_place_twins()[func]
+
+
+def _in_place_twins() -> dict[Any, Any]:
+    """Give the operators that stand for their twins in the formula that runs."""
+    node = node_name()
+    for name, twins in _IN_PLACE_IN_FORMULA.items():
+        if node.startswith(name):
+            return _IN_PLACE | twins
+    return _IN_PLACE
 
 
 def reused_operand(
@@ -62,7 +81,7 @@ def reused_operand(
     """
     # Gradients are enabled where a checkpointed block is computed again, which is no
     # formula.
-    if func not in _IN_PLACE or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or func not in _in_place_twins():
         return None
     if func is not _aten.add.Tensor and node_name().startswith(_CLEARING):
         return None
@@ -75,6 +94,10 @@ def reused_operand(
     if func is _aten.index_put.default:
         # Converting its list of optional indices holds the operand too.
         handles -= 1
+    if real and func not in _IN_PLACE:
+        # Of a.sub(b).mul(c).sub(d), the twins before the last gave a back, and each of
+        # them is held until all are done.
+        handles -= _TWINS_IN_A_ROW
     is_alone = handles <= alone.handles and references.storages == alone.storages
     return operand if is_alone else None
 
