@@ -7,6 +7,7 @@ from torch_geometric.data import TemporalData
 from torch_geometric.loader import TemporalDataLoader
 
 from loaderkit import MicroBatcher, plan_batch
+from loaderkit.budget.batch.samples import read_samples
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
 from loaderkit.errors import LoaderkitError
@@ -55,6 +56,23 @@ def test_a_stream_of_events_is_planned_by_its_events(width, by_number):
         truth = max(measure_step(model, batch, Step()).values())
         assert predicted == pytest.approx(truth, rel=0.02 if not by_number else 0.25)
         assert truth <= plan.configurations[0].peak
+
+
+def test_the_worst_batch_of_a_stream_is_the_window_with_the_most_nodes():
+    generator = torch.Generator().manual_seed(5)
+    for length in (1, 2, 7, 40):
+        ends = torch.randint(0, 9, (2, length), generator=generator)
+        events = TemporalData(src=ends[0], dst=ends[1], t=torch.arange(length))
+        samples = read_samples(events)
+        for size in range(1, length + 1):
+            rows = samples.worst_rows(None, size)
+
+            counts = [
+                len(ends[:, start : start + size].unique())
+                for start in range(length - size + 1)
+            ]
+            assert len(samples.join(rows).n_id) == max(counts)
+            assert rows == list(range(rows[0], rows[0] + size))
 
 
 def test_parts_of_a_stream_and_its_loader_are_answered_with_the_stream():

@@ -123,10 +123,20 @@ _PLAIN = (
     "aten::is_coalesced",
     "aten::_ctc_loss.",
     "aten::_ctc_loss_backward.",
+    # The learnable ones, of other names, reduce over what they made.
+    "fake_quantize_per_tensor_affine",
+    "fake_quantize_per_channel_affine",
+    "segment_reduce",
 )
 """Kernels that hold nothing beside their outputs, whatever the operands, or what
 :attr:`KernelCall.held_bytes` says (as in torch's source): they need not be made."""
-_WITH_PLAIN_FORMULAS = ("aten::_ctc_loss.", "aten::_pack_padded_sequence")
+_WITH_PLAIN_FORMULAS = (
+    "aten::_ctc_loss.",
+    "aten::_pack_padded_sequence",
+    "aten::fake_quantize_per_",
+    "aten::_fake_quantize_per_",
+    "aten::segment_reduce",
+)
 """Kernels that are not tried, and whose backward pass is the same with a mode."""
 _SHORT = (torch.bfloat16, torch.float16)
 """Types of which products pack their operands, in blocks that depend on the size."""
@@ -314,8 +324,9 @@ class KernelCall(NamedTuple):
     def has_plain_formula(self) -> bool:
         """Whether its backward pass is the same with a mode and without.
 
-        As torch's source says, of kernels that cannot be tried: that of a CTC loss is a
-        single kernel, that of packing writes into zeros.
+        As torch's source says, of kernels that cannot be tried: those of a CTC loss and
+        of segments are a single kernel, that of packing writes into zeros, and that of
+        rounding multiplies by a mask.
         """
         return operator_name(self.func).startswith(_WITH_PLAIN_FORMULAS)
 
