@@ -99,3 +99,27 @@ def test_kernels_that_cannot_be_tried_are_exact(name, rows):
     assert estimated.peak == pytest.approx(truth, abs=64)
     assert estimated.low <= truth <= estimated.high
     assert not estimated.assumptions
+
+
+def _forward_over(function):
+    return lambda hidden: torch.func.jvp(
+        function, (hidden,), (torch.ones_like(hidden),)
+    )[1].square()
+
+
+GOING_FORWARD = {
+    "product": _forward_over(lambda x: x @ torch.ones(16, 16)),
+    "softmax": _forward_over(lambda x: F.linear(x, torch.ones(8, 16)).softmax(-1)),
+    "norm": _forward_over(lambda x: F.layer_norm(x, (16,))),
+}
+
+
+@pytest.mark.parametrize("name", GOING_FORWARD)
+def test_derivatives_that_go_forward_are_within_a_narrow_interval(name):
+    model, batch = _Applied(GOING_FORWARD[name]), torch.randn(2048, 16)
+
+    estimated = estimate(model, batch, Step(optimizer="sgd"))
+
+    truth = max(measure_step(model, batch, Step(optimizer="sgd")).values())
+    assert estimated.peak == pytest.approx(truth, rel=1e-3)
+    assert estimated.low <= truth <= estimated.high <= 1.04 * estimated.peak

@@ -47,6 +47,10 @@ in the small call that was made; chosen: two buffers where another has three."""
 _NOTHING = Bounds.exactly(0)
 
 
+_ELEMENT_BY_ELEMENT = frozenset({"prims::add", "prims::mul", "prims::sub"})
+"""Parts that hold nothing beside their outputs, as in derivatives that go forward."""
+
+
 def add_workspaces(calls: list[TrackedCall], log: Log, kernels: Kernels) -> None:
     """Add what kernels hold inside to a log, as far as small real calls tell.
 
@@ -108,7 +112,10 @@ def _add_unmeasured(
     """Widen the upper end by what a kernel may take that was not measured."""
     is_opaque = workspace is None or (tracked.call is not None and tracked.call.opaque)
     high = 0
-    if is_opaque:
+    if tracked.name in _ELEMENT_BY_ELEMENT:
+        assumption = "a part of an operator that torch takes apart"
+        log.assumptions[assumption, tracked.name] += 1
+    elif is_opaque:
         assumption = "no more inside the kernel than twice what it touches"
         log.assumptions[assumption, tracked.name] += 1
         high = _OPAQUE_FACTOR * tracked.touched_bytes
