@@ -109,6 +109,9 @@ def _forward_over(function):
 
 GOING_FORWARD = {
     "product": _forward_over(lambda x: x @ torch.ones(16, 16)),
+    "two layers": _forward_over(
+        lambda x: F.linear(F.linear(x, torch.ones(8, 16)).tanh(), torch.ones(4, 8))
+    ),
     "softmax": _forward_over(lambda x: F.linear(x, torch.ones(8, 16)).softmax(-1)),
     "norm": _forward_over(lambda x: F.layer_norm(x, (16,))),
 }

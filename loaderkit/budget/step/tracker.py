@@ -389,7 +389,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = self.phase == "backward"
         reused = self._reused_operand(func, args) if is_backward else None
         if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
-            reused = args[0]
+            # A derivative that goes forward adds its own terms there, to new tensors.
+            is_bias = isinstance(args[1], torch.Tensor) and args[1].ndim == 1
+            reused = args[0] if is_bias else reused
 
         args, kwargs = self._without_stale_values(func, args, kwargs)
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
