@@ -83,6 +83,9 @@ def are_held_elsewhere(iterators: list[Iterator[Any]]) -> bool:
     own_ids = {id(iterators), *map(id, iterators)}
     for iterator in iterators:
         own_ids |= set(map(id, _tuples_of(iterator)))
+        if isinstance(iterator, types.GeneratorType):
+            # Up to Python 3.12 a frame keeps the dict in which it has shown its locals.
+            own_ids.add(id(inspect.getgeneratorlocals(iterator)))
     return any(
         # A frame holds them for as long as its function runs, as this one's does.
         id(holder) not in own_ids and not isinstance(holder, types.FrameType)

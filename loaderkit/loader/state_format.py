@@ -251,6 +251,8 @@ def _has_grown(theirs: object, ours: Mapping[str, Any]) -> bool:
     (True, False)
     >>> _has_grown(then, {"samples": 26, "order": "in order"})
     False
+    >>> _has_grown(then, {**then, "samples": 26, "batches": {"batch_size": 4}})
+    False
     """
     if not isinstance(theirs, dict) or "order" not in theirs:
         return False

@@ -244,6 +244,13 @@ def test_a_misspelt_option_is_named_with_the_nearest():
     assert judged("max_split_size:128", "cuda")[0].level == "crash"
 
 
+def test_of_two_options_that_do_not_go_together_the_size_of_a_segment_is_left_out():
+    both = "large_segment_size_mb:64,max_split_size_mb:32"
+
+    assert read_allocator_settings(both).rejected is not None
+    assert mended_settings(both) == "max_split_size_mb:32"
+
+
 def test_options_of_cuda_are_read_by_builds_for_cuda_only():
     wrong = "backend:fast,pinned_num_register_threads:3"
 

@@ -23,7 +23,15 @@ def test_what_was_planted_is_said(name):
     diagnosis = diagnose_oom(f"{planted['type']}: {planted['text']}")
 
     assert diagnosis.is_oom == planted["ran_out"]
-    assert diagnosis.verdict == planted.get("verdict", diagnosis.verdict)
+
+
+@pytest.mark.parametrize("name", [n for n in PLANTED if "verdict" in PLANTED[n]])
+def test_the_verdict_is_what_was_planted(name):
+    planted = PLANTED[name]
+
+    diagnosis = diagnose_oom(f"{planted['type']}: {planted['text']}")
+
+    assert diagnosis.verdict == planted["verdict"]
 
 
 def test_a_limit_below_its_explanation_is_read():

@@ -96,6 +96,38 @@ def test_a_claim_of_an_unknown_writer_is_shown_in_a_line(tmp_path, content, writ
     assert f"({writer})" in caught.value.what
 
 
+def hold_claim_until(folder, ready, done):
+    with hold_claim(FolderStorage(folder), ()):
+        ready.set()
+        done.wait()
+
+
+def test_who_tidies_up_waits_for_one_that_replaces_a_cache(tmp_path):
+    storage, ready, done = FolderStorage(tmp_path), FORK.Event(), FORK.Event()
+    process = FORK.Process(target=hold_claim_until, args=(tmp_path, ready, done))
+    process.start()
+    ready.wait()
+
+    def pauses():
+        done.set()
+        process.join()
+        yield 0.0
+
+    with hold_claim(storage, pauses(), tidies=True):
+        claim = json.loads((tmp_path / ".writing").read_text())
+
+    assert claim["process"] == os.getpid()
+
+
+def test_two_without_a_home_do_not_take_each_other_for_gone(tmp_path, monkeypatch):
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    storage = FolderStorage(tmp_path / "store")
+
+    with hold_claim(storage, ()), pytest.raises(OtherWriterError, match="delete"):
+        refuse_if_replaced(storage)
+
+
 def test_without_a_home_a_claim_is_taken_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "a file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))

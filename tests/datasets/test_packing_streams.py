@@ -28,6 +28,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import loaderkit
 from loaderkit import extend, open_cache, pack
+from loaderkit.datasets.shared_iterators import are_held_elsewhere, iterators_behind
 from loaderkit.datasets.streams import SpanSource
 from loaderkit.errors import CacheError, DatasetError, OptionError
 
@@ -374,6 +375,47 @@ def test_spans_of_one_iterator_are_refused_each_time_they_are_asked_for():
     for _ in range(2):
         with pytest.raises(DatasetError, match="read the same iterator"):
             source.iterate(0)
+
+
+FRESH = {
+    "generator": lambda rows: (row for row in rows),
+    "map": lambda rows: map(str, rows),
+    "zip": lambda rows: zip(rows, range(3), strict=False),
+    "islice of enumerate": lambda rows: itertools.islice(enumerate(rows), 2),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(FRESH))
+def test_an_iterator_that_was_just_made_is_held_by_none_but_its_own_parts(kind):
+    fresh = iterators_behind(FRESH[kind](iter([1, 2, 3])))
+    rows = iter([1, 2, 3])
+    holder = [rows]
+    shared = iterators_behind(FRESH[kind](rows))
+
+    assert len(fresh) > 1
+    assert not are_held_elsewhere(fresh)
+    assert are_held_elsewhere(shared), holder
+
+
+class DrawsAndHolds:
+    """Draws a number as it is called, and holds what it gave."""
+
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, span, spans):  # noqa: ARG002
+        self.given.append(iter([random.random()]))
+        return self.given[-1]
+
+
+def test_a_function_that_is_called_again_draws_the_same_numbers():
+    random.seed(1)
+    expected = random.random()
+
+    random.seed(1)
+    source = SpanSource(DrawsAndHolds(), 4)
+
+    assert next(source.iterate(0)) == expected
 
 
 class HasOneForEach:
