@@ -197,7 +197,8 @@ def refuse_misplaced(
     extra = [f"argument {number + 1}" for number in range(len(names), len(args))]
     by_position = dict(zip([*names, *extra], args, strict=False))
     is_twice = bool(by_position.keys() & kwargs.keys())
-    if is_twice or not all(map(call.takes, kwargs)):
+    has_homes = not extra or any(_role_of(by_position[name]) for name in extra)
+    if is_twice or not has_homes or not all(map(call.takes, kwargs)):
         return  # Python says so, or the options' own check
     given = {**by_position, **kwargs}
     # Who names an argument knows which it is: its own check has more to say.
