@@ -135,7 +135,7 @@ def _try_estimate(name: str, make: MakeStep) -> Trial:
     """Estimate a step, run it, and compare."""
     try:
         model, batch, step = make()
-        step = step.but(target=DeviceSpec("cuda"))
+        step = step.replace(target=DeviceSpec("cuda"))
         estimated = estimate(model, batch, step)
     except Exception as error:  # noqa: BLE001 -- told in the table
         return _failed(name, f"estimate: {type(error).__name__}: {error}")

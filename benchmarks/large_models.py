@@ -55,7 +55,7 @@ def _text(
 
 
 TEXT = Step(_loss_of_output, "adamw")
-TEXT_BFLOAT16 = TEXT.but(autocast=BFLOAT16)
+TEXT_BFLOAT16 = TEXT.replace(autocast=BFLOAT16)
 
 
 def _pockets(make_model: Callable[[], Any], count: int) -> LargeStep:

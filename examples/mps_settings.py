@@ -6,7 +6,7 @@ import loaderkit
 from loaderkit.budget.environment.allocator_settings import (
     HIGH,
     LOW,
-    Setting,
+    EnvironmentFacts,
     judge_environment,
 )
 
@@ -14,7 +14,7 @@ for words, variables in (
     ("before", {HIGH: "0.8"}),
     ("after", {HIGH: "0.8", LOW: "0.6"}),
 ):
-    found = judge_environment(Setting(variables, (2, 13), "mps", "darwin"))
+    found = judge_environment(EnvironmentFacts(variables, (2, 13), "mps", "darwin"))
     print(f"{words}: {found[0] if found else 'both watermarks are set: no finding'}")
 
 torch.manual_seed(0)

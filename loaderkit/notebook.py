@@ -110,7 +110,7 @@ def mood_of(*, ok: bool) -> Mood:
 
 
 @dataclass(frozen=True)
-class Bar:
+class ShareBar:
     """A cell that shows a share as a bar, and says it."""
 
     share: float
@@ -122,7 +122,7 @@ def card(
     *,
     mood: Mood = "plain",
     heads: Sequence[str] = (),
-    rows: Sequence[Sequence[str | Bar]] = (),
+    rows: Sequence[Sequence[str | ShareBar]] = (),
     notes: Sequence[str] = (),
     lines: str = "",
     text: str = "",
@@ -172,7 +172,9 @@ def card(
     return "\n".join([*parts, "</div>"])
 
 
-def _html_row(cells: Sequence[str | Bar], heads: Sequence[str], colour: str) -> str:
+def _html_row(
+    cells: Sequence[str | ShareBar], heads: Sequence[str], colour: str
+) -> str:
     heads = heads or ("",) * len(cells)
     row = "".join(
         f'<td class="{_cell_class(cell)}" data-head="{html.escape(head)}">'
@@ -182,16 +184,16 @@ def _html_row(cells: Sequence[str | Bar], heads: Sequence[str], colour: str) -> 
     return f"<tr>{row}</tr>"
 
 
-def _letters_of(cell: str | Bar) -> int:
+def _letters_of(cell: str | ShareBar) -> int:
     return len(cell) if isinstance(cell, str) else _LETTERS_OF_BAR
 
 
-def _cell_class(cell: str | Bar) -> str:
+def _cell_class(cell: str | ShareBar) -> str:
     words = cell.split() if isinstance(cell, str) else []
     return "long" if max(map(len, words), default=0) > LONGEST_UNBROKEN else "words"
 
 
-def _html_cell(cell: str | Bar, colour: str) -> str:
+def _html_cell(cell: str | ShareBar, colour: str) -> str:
     if isinstance(cell, str):
         return _html_text(cell)
     width = round(_LONGEST_BAR_PX * min(max(cell.share, 0.0), 1.0))

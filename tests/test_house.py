@@ -3,6 +3,7 @@
 import ast
 import functools
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,80 @@ why = (
 
     assert texts_about_nothing(ast.parse(text)) == [5]
     assert texts_cut_by_a_condition(ast.parse(text)) == [8]
+
+
+ONE_CLASS_OF_SEVERAL_LIBRARIES = {"LeakCallback"}
+"""The same thing for each trainer, under the name that its users look for."""
+
+
+def names_of_several_classes(trees):
+    """List the names that classes of different files share."""
+    names = [
+        node.name
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    ]
+    return {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.slow
+def test_no_two_classes_have_one_name():
+    shared_names = names_of_several_classes(map(tree_of, FILES))
+
+    assert shared_names == ONE_CLASS_OF_SEVERAL_LIBRARIES
+
+
+def test_a_name_of_two_classes_is_seen():
+    one, other = (
+        ast.parse("class Row: ...\nclass Table: ..."),
+        ast.parse("class Row: ..."),
+    )
+
+    assert names_of_several_classes([one, other]) == {"Row"}
+
+
+ROOMS = sorted(file.parent for file in FILES if file.name == "__init__.py")
+HOUSE = Path(__file__).parents[1] / "loaderkit"
+
+
+def reading_order_of(room):
+    """Give the text that says which files a room has, in reading order."""
+    if room == HOUSE:
+        contributing = (HOUSE.parent / "CONTRIBUTING.md").read_text()
+        return contributing.partition("```\n")[2].partition("```")[0]
+    return ast.get_docstring(tree_of(room / "__init__.py"))
+
+
+def unnamed_in(text, room):
+    """List the files and rooms of a room that a text about it does not name."""
+    words = set(re.findall(r"\w+", text))
+    modules = [
+        file.stem for file in room.glob("*.py") if not file.stem.startswith("__")
+    ]
+    rooms = [inner.parent.name for inner in room.glob("*/__init__.py")]
+    return sorted({*modules, *rooms} - words)
+
+
+def strangers_in(text, room):
+    """List the files that a text names, by their ending, and the room lacks."""
+    named = re.findall(r"(?<![\w/])(\w+)\.py\b", text)
+    return sorted(name for name in named if not (room / f"{name}.py").exists())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_a_room_says_which_files_it_has(room):
+    text = reading_order_of(room)
+
+    assert unnamed_in(text, room) == []
+    assert strangers_in(text, room) == []
+
+
+def test_a_file_that_its_room_does_not_name_is_seen(tmp_path):
+    for name in ("__init__.py", "store.py", "hdf5.py", "inner/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    assert unnamed_in("Read store.py first.", tmp_path) == ["hdf5", "inner"]
+    assert strangers_in("Read store.py first, then layout.py.", tmp_path) == ["layout"]

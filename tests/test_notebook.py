@@ -26,7 +26,7 @@ from loaderkit import (
     staged,
     verify,
 )
-from loaderkit.notebook import COLOURS, Bar, card, repr_in_a_line
+from loaderkit.notebook import COLOURS, ShareBar, card, repr_in_a_line
 from loaderkit.pages.document import Page
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
@@ -199,7 +199,7 @@ def test_a_long_table_says_how_much_is_left_out():
 
 
 def test_a_bar_says_its_share_and_stays_in_its_place():
-    page = card("it", rows=[[Bar(0.25)], [Bar(3.0)], [Bar(-1.0)]])
+    page = card("it", rows=[[ShareBar(0.25)], [ShareBar(3.0)], [ShareBar(-1.0)]])
 
     assert re.findall(r"width: (\d+)px", page) == ["30", "120", "0"]
     assert "25.0%" in Reading(page).shown

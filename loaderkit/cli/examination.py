@@ -166,10 +166,10 @@ def _report_lines(examination: Examination) -> Iterator[str]:
     for device, values in examination.devices.items():
         readings = [f"{name} {_reading_text(value)}" for name, value in values.items()]
         yield f"Device {device}: " + ", ".join(readings)
-    setting = examination.environment.setting
-    in_effect = setting.effective or "none, the defaults"
-    if setting.torch_error is not None:
-        in_effect = f"none: torch raises {setting.torch_error}"
+    facts = examination.environment.facts
+    in_effect = facts.effective or "none, the defaults"
+    if facts.torch_error is not None:
+        in_effect = f"none: torch raises {facts.torch_error}"
     yield f"Allocator settings in effect: {in_effect}"
     yield str(examination.environment)
     yield "A loader of 64 samples of 3.91 KiB, 8 a batch:"

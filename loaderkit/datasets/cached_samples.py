@@ -70,7 +70,7 @@ class DatasetState:
 
 
 @answer_wrong_calls
-class CachedSamples(Generic[T]):
+class CachedSamplesMixin(Generic[T]):
     """What a dataset does to have its samples: list, load, pack, and open the cache.
 
     ``BaseDataset`` sets the attributes; nobody else has this as a base class.
@@ -93,7 +93,7 @@ class CachedSamples(Generic[T]):
         """
         # Two who miss keys(): somebody who opened a packed cache, and the author of a
         # subclass.  Their next steps have nothing in common.
-        if self.cache is not None and type(self).load is CachedSamples.load:
+        if self.cache is not None and type(self).load is CachedSamplesMixin.load:
             message = f"{type(self).__name__} has no keys: its samples have numbers."
             why = "its cache was packed before, and is read by rows"
             fix = "range(len(dataset)); dataset.key(row), as what it was packed, and "
@@ -301,4 +301,4 @@ class CachedSamples(Generic[T]):
     @classmethod
     def _has_own_load(cls) -> bool:
         """Tell whether a subclass says how a sample is made."""
-        return cls.load is not CachedSamples.load
+        return cls.load is not CachedSamplesMixin.load

@@ -15,13 +15,13 @@ from loaderkit.errors import StaleCacheError
 from loaderkit.fixes import Fix, Setting
 
 if TYPE_CHECKING:
-    from loaderkit.datasets.cached_samples import CachedSamples
+    from loaderkit.datasets.cached_samples import CachedSamplesMixin
 
 _CHANGES_TOLD = 3
 """Changed files that the error names; chosen: others have mostly the same cause."""
 
 
-def check_fresh(dataset: CachedSamples[Any]) -> None:
+def check_fresh(dataset: CachedSamplesMixin[Any]) -> None:
     """Hold a dataset's cache against its code, its keys and the files that it reads.
 
     Args:
@@ -59,7 +59,7 @@ def check_fresh(dataset: CachedSamples[Any]) -> None:
 
 
 def _fingerprint_without_raw(
-    dataset: CachedSamples[Any], packed: Fingerprint
+    dataset: CachedSamplesMixin[Any], packed: Fingerprint
 ) -> Fingerprint:
     """Take the fingerprint where the raw data is not: it was packed elsewhere.
 

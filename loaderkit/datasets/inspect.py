@@ -114,7 +114,7 @@ class CacheSummary(HasPage):
                 f"{histogram.name.capitalize()} of a sample",
                 (
                     f"{histogram.mean:,.1f} on average",
-                    charts.Histogram(
+                    charts.HistogramChart(
                         f"Samples by their {histogram.name}.",
                         tuple(map(float, histogram.edges)),
                         histogram.counts,

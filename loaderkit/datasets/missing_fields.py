@@ -66,32 +66,32 @@ class MissingField:
         return f"Sample {self.row} of {path} has no field {self.name!r}{of_type}."
 
 
-class _Answer(NamedTuple):
+class _Advice(NamedTuple):
     why: str
     fix: str
     message: str = ""
     """In the place of "Sample 3 of CACHE has no field 'x'."."""
 
 
-def _is_of_a_type(missing: MissingField) -> _Answer | None:
+def _is_of_a_type(missing: MissingField) -> _Advice | None:
     if missing.key is not None:
         return None
     for key in missing.types:
         if missing.name in fields_of_variant(missing.variant, key):
-            return _Answer(
+            return _Advice(
                 f"it is a field of {key!r}", f"dataset[{key!r}].{missing.name}"
             )
     return None
 
 
-def _is_a_type(missing: MissingField) -> _Answer | None:
+def _is_a_type(missing: MissingField) -> _Advice | None:
     if missing.key is not None or missing.name not in missing.types:
         return None
     why = "it is a type of the graphs, and not one of their fields"
-    return _Answer(why, f"dataset[{missing.name!r}]")
+    return _Advice(why, f"dataset[{missing.name!r}]")
 
 
-def _others_have_it(missing: MissingField) -> _Answer | None:
+def _others_have_it(missing: MissingField) -> _Advice | None:
     name, key = missing.name, missing.key
     variants = missing.opened.structure.variants
     if not any(name in fields_of_variant(variant, key) for variant in variants):
@@ -102,27 +102,27 @@ def _others_have_it(missing: MissingField) -> _Answer | None:
     why = "a column has a value of each sample; None as a field of a graph is none"
     has_it = f"{name!r} in sample" if key is None else f"{name!r} in sample[{key!r}]"
     asked = f"column({name!r})" if key is None else f"column({name!r}, of_type={key!r})"
-    return _Answer(why, f"dataset.filter(lambda sample: {has_it}).{asked}", message)
+    return _Advice(why, f"dataset.filter(lambda sample: {has_it}).{asked}", message)
 
 
-def _is_a_path(missing: MissingField) -> _Answer | None:
+def _is_a_path(missing: MissingField) -> _Advice | None:
     outer, dot, inner = missing.name.replace("/", ".").partition(".")
     if not dot or outer not in missing.names:
         return None
     why = f"{outer!r} is a field, and {inner!r} is probably within it"
     steps = "".join(f"[{step!r}]" for step in inner.split("."))
-    return _Answer(why, f"dataset[{outer!r}]{steps}")
+    return _Advice(why, f"dataset[{outer!r}]{steps}")
 
 
-def _is_the_number_of_a_sample(missing: MissingField) -> _Answer | None:
+def _is_the_number_of_a_sample(missing: MissingField) -> _Advice | None:
     name = missing.name
     if not name.isdecimal() or int(name) >= len(missing.opened.store):
         return None
     why = "a text asks for a field, and a number for a sample"
-    return _Answer(why, f"dataset[{int(name)}]")
+    return _Advice(why, f"dataset[{int(name)}]")
 
 
-def _has_other_fields(missing: MissingField) -> _Answer | None:
+def _has_other_fields(missing: MissingField) -> _Advice | None:
     names = missing.names
     if not names:
         return None
@@ -130,27 +130,27 @@ def _has_other_fields(missing: MissingField) -> _Answer | None:
     if missing.types and missing.key is None:
         why += f", and its types are {', '.join(map(repr, missing.types))}"
         names += [key for key in missing.types if isinstance(key, str)]
-    return _Answer(why, suggest_name(missing.name, names))
+    return _Advice(why, suggest_name(missing.name, names))
 
 
-def _has_types_alone(missing: MissingField) -> _Answer | None:
+def _has_types_alone(missing: MissingField) -> _Advice | None:
     if not missing.types:
         return None
     why = f"fields of its graphs belong to a type: {missing.types}"
-    return _Answer(why, f"dataset[{missing.types[0]!r}]")
+    return _Advice(why, f"dataset[{missing.types[0]!r}]")
 
 
-def _has_no_fields(missing: MissingField) -> _Answer | None:
+def _has_no_fields(missing: MissingField) -> _Advice | None:
     del missing
     why = "its samples are no dicts, and have no fields with names"
-    return _Answer(why, "dataset.batch(range(len(dataset)))")
+    return _Advice(why, "dataset.batch(range(len(dataset)))")
 
 
-_QUESTIONS_ABOUT_TYPES: tuple[Callable[[MissingField], _Answer | None], ...] = (
+_QUESTIONS_ABOUT_TYPES: tuple[Callable[[MissingField], _Advice | None], ...] = (
     _is_of_a_type,
     _is_a_type,
 )
-_QUESTIONS: tuple[Callable[[MissingField], _Answer | None], ...] = (
+_QUESTIONS: tuple[Callable[[MissingField], _Advice | None], ...] = (
     *_QUESTIONS_ABOUT_TYPES,
     _others_have_it,
     _is_a_path,

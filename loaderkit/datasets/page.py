@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaderkit.pages.charts import Bar, Bars, Histogram, Limit
+from loaderkit.pages.charts import Bar, Bars, HistogramChart, Limit
 from loaderkit.pages.document import Section, Table
 from loaderkit.units import count_of, format_amount, format_bytes
 
@@ -52,7 +52,7 @@ def size_section(sizes: NDArray[Any], name: str, *, most: int | None = None) -> 
         if most is not None and most <= _FARTHEST * int(drawn.max()):
             limits = (Limit(most, f"a batch: {format_amount(most, name)}"),)
         counts, edges = histogram_of(drawn)
-        blocks.append(Histogram(label, edges, counts, name, name, limits=limits))
+        blocks.append(HistogramChart(label, edges, counts, name, name, limits=limits))
     return Section(f"{name.capitalize()} of a sample", tuple(blocks))
 
 

@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import show_value, similar_name
-from loaderkit.datasets.cached_samples import CachedSamples
+from loaderkit.datasets.cached_samples import CachedSamplesMixin
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError, leaf_reader
 from loaderkit.datasets.key_index import KeyIndex
@@ -35,7 +35,7 @@ _MOST_COMPARED = 1000
 
 
 @answer_wrong_calls
-class SampleReading(CachedSamples[T]):
+class SampleReading(CachedSamplesMixin[T]):
     """What a dataset does to give samples.
 
     A method that a user's subclass has in place of ours is seen by its module: such

@@ -312,7 +312,7 @@ def occurring(variants: Ints) -> list[int]:
 
 
 @dataclass(frozen=True)
-class SizeCounter:
+class TransformedSizeCounter:
     """Counts what samples hold that a user's code made of those in a cache.
 
     It counts no more than ``sizes()`` would of samples that were left as they are.
@@ -359,10 +359,10 @@ class SizeCounter:
         return tokens
 
 
-def size_counter(opened: OpenedCache, *, graphs: bool) -> SizeCounter:
+def size_counter(opened: OpenedCache, *, graphs: bool) -> TransformedSizeCounter:
     """Make the counter for samples that are made of those in a cache."""
     token_lengths = () if graphs else _token_lengths(opened)
-    return SizeCounter(frozenset(token_lengths))
+    return TransformedSizeCounter(frozenset(token_lengths))
 
 
 def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:

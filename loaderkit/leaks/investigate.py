@@ -81,8 +81,8 @@ def build_report(
         The report.
     """
     evidence = _gather_evidence(watch, warmup, tolerance, limit)
-    decision = decide(evidence)
-    is_leaking = decision.verdict == LEAKING
+    conclusion = decide(evidence)
+    is_leaking = conclusion.verdict == LEAKING
     limit_bytes, limit_from = _memory_limit(watch, limit)
     epochs_left = None
     if evidence.is_over_limit:
@@ -91,15 +91,15 @@ def build_report(
         room_bytes = limit_bytes - watch.used_bytes()
         epochs_left = epochs_until(room_bytes, _fastest_growth(evidence.counters))
     return LeakReport(
-        verdict=decision.verdict,
+        verdict=conclusion.verdict,
         epochs=watch.epoch,
         seconds=time.monotonic() - watch.begun,
         device=str(watch.device),
         counters=evidence.counters,
-        growths=decision.growths,
+        growths=conclusion.growths,
         sites=_recorded_sites(watch) if is_leaking else (),
-        notes=decision.notes,
-        more_epochs=decision.more_epochs,
+        notes=conclusion.notes,
+        more_epochs=conclusion.more_epochs,
         limit_bytes=limit_bytes,
         limit_from=limit_from,
         used_bytes=round(watch.used_bytes()),

@@ -32,7 +32,7 @@ and with 1 or 2 degrees no growth at all is significant."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Significance:
     """What one view of the noise says of a series."""
 
     chance: float
@@ -65,12 +65,12 @@ class Evidence:
         return epochs * times_longer
 
 
-def evidence_of_line(
+def significance_of_line(
     line: LineFit,
     times: Floats,
     floor: float,
     noise_floor: float,
-) -> Evidence:
+) -> Significance:
     """Test a line against noise that is independent, or echoes a little.
 
     The echo is estimated twice: as it is most likely for the chance that noise grows so
@@ -88,7 +88,7 @@ def evidence_of_line(
 
     cautious = effective_share(autocorrelation(line, noise_floor, cautious=True))
     cautious_error = error / math.sqrt(cautious)
-    return Evidence(
+    return Significance(
         chance=chance,
         t=growth / cautious_error,
         threshold=quantile(_effective_freedom(line, cautious), ALPHA / 2),
@@ -177,13 +177,13 @@ def effective_share(correlation: float) -> float:
     return (1 - correlation) / (1 + correlation)
 
 
-def evidence_of_steps(growth_per_epoch: list[float], floor: float) -> Evidence:
+def significance_of_steps(growth_per_epoch: list[float], floor: float) -> Significance:
     """Test the growth of blocks of epochs.
 
     It holds for a random walk too, whose steps have no direction.  Stairs are even in
     blocks as long as a stair; one or two jumps among many blocks are insignificant.
     """
-    best = Evidence(1.0, 0.0, math.inf, goes_on=False, exponent=0.5)
+    best = Significance(1.0, 0.0, math.inf, goes_on=False, exponent=0.5)
     widest = len(growth_per_epoch) // (FEWEST_READINGS - 1)
     for width in range(1, widest + 1):
         count = len(growth_per_epoch) // width
@@ -192,15 +192,15 @@ def evidence_of_steps(growth_per_epoch: list[float], floor: float) -> Evidence:
         blocks = [
             sum(recent[block * width : (block + 1) * width]) for block in range(count)
         ]
-        evidence = _evidence_of_blocks(blocks, floor * width)
-        if evidence.significant and evidence.goes_on:
-            return evidence
-        if evidence.strength > best.strength:
-            best = evidence
+        significance = _significance_of_blocks(blocks, floor * width)
+        if significance.significant and significance.goes_on:
+            return significance
+        if significance.strength > best.strength:
+            best = significance
     return best
 
 
-def _evidence_of_blocks(blocks: list[float], floor: float) -> Evidence:
+def _significance_of_blocks(blocks: list[float], floor: float) -> Significance:
     usual = _without_outlier(blocks)
     count = len(usual)
     mean = statistics.fmean(usual)
@@ -218,7 +218,7 @@ def _evidence_of_blocks(blocks: list[float], floor: float) -> Evidence:
         statistics.fmean(late) >= _LATE_SHARE * mean
         for late in (late_quarter, late_half)
     )
-    return Evidence(
+    return Significance(
         chance=0.0 if math.isinf(t) else upper_tail(t, count - 1),
         t=t,
         # A third of the chance for each of about three widths that are unlike each

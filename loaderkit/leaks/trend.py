@@ -39,11 +39,11 @@ from loaderkit.leaks.saws_and_stairs import (
 from loaderkit.leaks.shapes import LineFit, best_ended, criterion_of, fit_line
 from loaderkit.leaks.significance import (
     ALPHA,
-    Evidence,
+    Significance,
     autocorrelation,
     effective_share,
-    evidence_of_line,
-    evidence_of_steps,
+    significance_of_line,
+    significance_of_steps,
 )
 from loaderkit.leaks.students_t import quantile
 from loaderkit.notebook import HasCard
@@ -224,8 +224,8 @@ def _choose_verdict(
         return _below_tolerance(times, values, slope, floor)
 
     growths = growth_per_epoch(times, values)
-    from_steps = evidence_of_steps(growths, floor)
-    from_line = evidence_of_line(line, clean_times, floor, noise_floor)
+    from_steps = significance_of_steps(growths, floor)
+    from_line = significance_of_line(line, clean_times, floor, noise_floor)
     if min(from_line.chance, from_steps.chance) > _CHANCE_OF_HINT:
         return _Decision(STEADY, "it does not grow clear of its noise")
 
@@ -290,7 +290,7 @@ def _decide_sawtooth(sawtooth: Sawtooth) -> _Decision:
 def _ask_for_more(
     epochs: float,
     emptied_for: float,
-    views: tuple[Evidence, ...],
+    views: tuple[Significance, ...],
 ) -> _Decision:
     """Say how many more epochs would decide it."""
     if emptied_for:

@@ -112,7 +112,7 @@ class RunEvidence:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Conclusion:
     """A verdict, and what is to be said with it."""
 
     verdict: Verdict
@@ -124,7 +124,7 @@ class Decision:
     """What else decided."""
 
 
-def decide(evidence: RunEvidence) -> Decision:
+def decide(evidence: RunEvidence) -> Conclusion:
     """Give the verdict over a run.
 
     Args:
@@ -133,12 +133,12 @@ def decide(evidence: RunEvidence) -> Decision:
     Returns:
         The verdict, with its reasons.
     """
-    decision = _decide_growth(evidence)
-    decision = _with_notes(decision, _notes_on_left_out(evidence))
+    conclusion = _decide_growth(evidence)
+    conclusion = _with_notes(conclusion, _notes_on_left_out(evidence))
     if evidence.is_over_limit:
         note = "the limit that was set has been passed"
-        decision = _with_notes(replace(decision, verdict=LEAKING), [note])
-    return decision
+        conclusion = _with_notes(replace(conclusion, verdict=LEAKING), [note])
+    return conclusion
 
 
 def judge_counters(
@@ -327,28 +327,28 @@ def is_garbage(
 # The verdict over a run, rule by rule.
 
 
-def _decide_growth(evidence: RunEvidence) -> Decision:
+def _decide_growth(evidence: RunEvidence) -> Conclusion:
     """Ask the rules by which growth is no leak; the first that applies decides."""
     verdict, more_epochs = overall(evidence.counters)
     if verdict != LEAKING:
-        return Decision(verdict, more_epochs)
-    rules: tuple[Callable[[RunEvidence], Decision | None], ...] = (
+        return Conclusion(verdict, more_epochs)
+    rules: tuple[Callable[[RunEvidence], Conclusion | None], ...] = (
         _acquit_garbage,
         _acquit_bounded_container,
         _acquit_small_numbers,
     )
     for rule in rules:
-        decision = rule(evidence)
-        if decision is not None:
-            return decision
+        conclusion = rule(evidence)
+        if conclusion is not None:
+            return conclusion
     notes = []
     if not evidence.growths and not evidence.objects_counted:
         notes.append("objects were not counted in time: a longer run tells who has it")
     growths = tuple(map(_many_not_few_numbers, evidence.growths))
-    return Decision(LEAKING, growths=growths, notes=tuple(notes))
+    return Conclusion(LEAKING, growths=growths, notes=tuple(notes))
 
 
-def _acquit_garbage(evidence: RunEvidence) -> Decision | None:
+def _acquit_garbage(evidence: RunEvidence) -> Conclusion | None:
     """Call it steady where collecting has freed what had grown."""
     if not is_garbage(evidence.counters, evidence.collected):
         return None
@@ -364,7 +364,7 @@ def _acquit_garbage(evidence: RunEvidence) -> Decision | None:
     if is_held and _is_left_above_tolerance(evidence):
         return None
     note = "what had grown was garbage, and is collected now"
-    return Decision(STEADY, notes=(note,))
+    return Conclusion(STEADY, notes=(note,))
 
 
 def _is_left_above_tolerance(evidence: RunEvidence) -> bool:
@@ -375,7 +375,7 @@ def _is_left_above_tolerance(evidence: RunEvidence) -> bool:
     )
 
 
-def _acquit_bounded_container(evidence: RunEvidence) -> Decision | None:
+def _acquit_bounded_container(evidence: RunEvidence) -> Conclusion | None:
     """Wait until a ``deque(maxlen=...)`` or bounded cache is full."""
     main = _heaviest_on_host(evidence)
     if main is None or main.epochs_left is None or main.holder is None:
@@ -384,10 +384,10 @@ def _acquit_bounded_container(evidence: RunEvidence) -> Decision | None:
         return None  # a small cache fills up beside a leak
     note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
     more_epochs = main.epochs_left + FEWEST_READINGS
-    return Decision(NEEDS_MORE, more_epochs, evidence.growths, (note,))
+    return Conclusion(NEEDS_MORE, more_epochs, evidence.growths, (note,))
 
 
-def _acquit_small_numbers(evidence: RunEvidence) -> Decision | None:
+def _acquit_small_numbers(evidence: RunEvidence) -> Conclusion | None:
     """Call it steady where only a training's history of numbers grows."""
     main = _heaviest_on_host(evidence)
     if main is None:
@@ -399,7 +399,7 @@ def _acquit_small_numbers(evidence: RunEvidence) -> Decision | None:
     most_numbers = _MOST_NUMBERS_PER_S * evidence.seconds_per_epoch
     if bytes_per_epoch >= _SMALL_BYTES or numbers_per_epoch > most_numbers:
         return None
-    return Decision(STEADY, growths=evidence.growths, notes=(str(main),))
+    return Conclusion(STEADY, growths=evidence.growths, notes=(str(main),))
 
 
 def _heaviest_on_host(evidence: RunEvidence) -> Growth | None:
@@ -434,8 +434,8 @@ def _notes_on_left_out(evidence: RunEvidence) -> list[str]:
     return notes
 
 
-def _with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
-    return replace(decision, notes=(*decision.notes, *notes))
+def _with_notes(conclusion: Conclusion, notes: Iterable[str]) -> Conclusion:
+    return replace(conclusion, notes=(*conclusion.notes, *notes))
 
 
 # Counters one by one.

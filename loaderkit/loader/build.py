@@ -329,7 +329,7 @@ def _make_loader(
         shown=shown,
         batched=options.batched,
         batching=batching.rule_in_words,
-        seeded=not description.draws_nothing,
+        seeded=not description.draws_no_random_numbers,
         seed_asked=options.seed is not None,
         agreement=OrderAgreement(ranks),
         must_pin=options.pin_memory is True,

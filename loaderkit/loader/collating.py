@@ -52,13 +52,13 @@ def collate_of(
     """
     collate = own_collate(dataset)
     if collate is None:
-        return Join(list(follow_batch or ()), list(exclude_keys or ()))
+        return DefaultCollate(list(follow_batch or ()), list(exclude_keys or ()))
     for_graphs = {"follow_batch": follow_batch, "exclude_keys": exclude_keys}
     chosen = {name: keys for name, keys in for_graphs.items() if keys is not None}
     return functools.partial(collate, **chosen) if chosen else collate
 
 
-class Join:
+class DefaultCollate:
     """Joins graphs as PyG does, and anything else as torch does.
 
     Args:

@@ -242,14 +242,14 @@ def choose_read_ahead(
     """
     requested = _requested(overrides.read_ahead, "LOADERKIT_READ_AHEAD", facts)
     if requested is not None:
-        if not requested.value or num_workers or facts.draws_nothing:
+        if not requested.value or num_workers or facts.draws_no_random_numbers:
             return requested
         warning = "read_ahead runs your code in a thread: random numbers that it draws "
         warning += "mix with those of the training; num_workers=1, or drop read_ahead"
         return Decision(requested.value, requested.reason, warning)
     if num_workers:
         return Decision(0, "the workers read ahead")
-    if not facts.draws_nothing:
+    if not facts.draws_no_random_numbers:
         reason = "a thread's random numbers would mix with those of the training"
         return Decision(0, reason)
     batches = _batches_ahead(facts, num_workers)

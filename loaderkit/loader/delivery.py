@@ -25,7 +25,7 @@ from loaderkit.sending import SentWhole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from loaderkit.loader.fetching import Fetching, Sending
+    from loaderkit.loader.fetching import FetchingDataset, SharedMemorySender
     from loaderkit.memory.page_locked import PageLockedBatch
 
 SKIPPED = -1
@@ -184,7 +184,7 @@ class MapBatches(StandIn, Dataset[Delivery]):
 
     def __init__(
         self,
-        fetching: Fetching,
+        fetching: FetchingDataset,
         resumption: Resumption,
         user_init: Callable[[int], None] | None,
     ) -> None:
@@ -261,7 +261,9 @@ class DeliveryCollate:
         must_pin: See ``Delivery``.
     """
 
-    def __init__(self, sending: Sending | None, *, must_pin: bool = False) -> None:
+    def __init__(
+        self, sending: SharedMemorySender | None, *, must_pin: bool = False
+    ) -> None:
         self.sending = sending
         self.must_pin = must_pin
 
@@ -303,7 +305,7 @@ class WorkerStart:
 
     def __init__(
         self,
-        sending: Sending | None,
+        sending: SharedMemorySender | None,
         start_method: str | None,
         *,
         warn_of_seeds: bool = False,

@@ -73,7 +73,7 @@ class DatasetDescription:
     """It gives each rank a part by itself: a pipe with a ``sharding_filter``."""
     gathering: bool
     """Batches come from a cache, finished, and no code of the user's runs."""
-    draws_nothing: bool
+    draws_no_random_numbers: bool
     """Making a batch draws no random numbers: no code of the user's runs."""
     stateful: bool
     """It has a ``state_dict``, which each worker's copy changes by itself."""
@@ -165,7 +165,8 @@ def describe_dataset(
         iterable=isinstance(dataset, IterableDataset),
         shares_itself_out=shares_out(dataset),
         gathering=is_gathering(dataset, collate),
-        draws_nothing=reading_draws_nothing(dataset) and not users_code_makes_batches,
+        draws_no_random_numbers=reading_draws_no_random_numbers(dataset)
+        and not users_code_makes_batches,
         stateful=is_stateful(dataset),
         unsendable=unsendable,
         fork_hazard=find_fork_hazard(dataset=dataset),
@@ -338,7 +339,7 @@ def _sizes_in_table(table: object, name: str) -> ArrayLike | None:
     return getattr(table, name, None)
 
 
-def reading_draws_nothing(dataset: object) -> bool:
+def reading_draws_no_random_numbers(dataset: object) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     inner = innermost(dataset)
     pyg = loaded_pyg()

@@ -69,7 +69,7 @@ class Facts:
     """It is iterated rather than indexed."""
     gathering: bool = False
     """Batches come from a cache, finished, and no code of the user's runs."""
-    draws_nothing: bool = False
+    draws_no_random_numbers: bool = False
     """Making a batch draws no random numbers: no code of the user's runs."""
     largest_bytes: int | None = None
     """Bound of a batch's bytes, from the sizes of all samples; None if unknown."""

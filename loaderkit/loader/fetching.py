@@ -11,7 +11,12 @@ from loaderkit.composed_joining import fill_padding
 from loaderkit.dataset_protocol import PaddedValues, as_cached, innermost
 from loaderkit.errors import LoaderError, LoaderkitError, UnlikeKeysError
 from loaderkit.joining import unlike_keys_error
-from loaderkit.loader.collating import Join, OneByOne, is_gathering, split_transform
+from loaderkit.loader.collating import (
+    DefaultCollate,
+    OneByOne,
+    is_gathering,
+    split_transform,
+)
 from loaderkit.loader.failures import Failure, is_sent
 from loaderkit.loader.missing_rows import (
     error_of_missing_rows,
@@ -179,7 +184,7 @@ def _error_of_joining(
         collate = collate.convert
     if not len(rows):
         fix = "leave empty batches out of the batch_sampler"
-        if isinstance(collate, Join) or isinstance(error, LoaderkitError):
+        if isinstance(collate, DefaultCollate) or isinstance(error, LoaderkitError):
             message = "A batch without samples could not be joined."
             return LoaderError(message, why="no rows were chosen for it", fix=fix)
         return error_about("A batch without samples could not be joined: ", error, fix)
@@ -204,13 +209,17 @@ def why_not_joined(
 
     Args:
         samples: What ``collate`` was called with.
-        collate: The user's ``collate_fn``, or our own ``Join``.
+        collate: The user's ``collate_fn``, or our own ``DefaultCollate``.
         error: That it raised.
         name_sample: Names a sample by its place in the batch.
         dataset: That they are of; None for a stream.
     """
     unknown = Unjoined(None, how_to_join(collate))
-    if not isinstance(collate, Join) or type(samples) is not list or not samples:
+    if (
+        not isinstance(collate, DefaultCollate)
+        or type(samples) is not list
+        or not samples
+    ):
         return unknown
     # No code of the user ran: which line of ours raised it would say nothing.
     try:
@@ -229,9 +238,9 @@ def how_to_join(collate: Collate) -> str:
     """Return the fix to suggest if samples could not be joined.
 
     Args:
-        collate: The user's ``collate_fn``, or our own ``Join``.
+        collate: The user's ``collate_fn``, or our own ``DefaultCollate``.
     """
-    if isinstance(collate, Join):
+    if isinstance(collate, DefaultCollate):
         return ONE_SHAPE  # no code of the user ran, so it cannot be at fault
     return to_correct(f"{name_of_function(collate)}, or the samples")
 
@@ -367,7 +376,7 @@ def _read_untransformed(dataset: object, rows: Sequence[Any]) -> _Untransformed 
     return _Untransformed(samples, transform)
 
 
-class Fetching(Dataset[Any]):
+class FetchingDataset(Dataset[Any]):
     """Makes the batches of one iteration over a map-style dataset.
 
     Args:
@@ -491,7 +500,7 @@ def _pad_field(field: PaddedValues, length: int) -> Any:
     return field.pad_to(length)
 
 
-class Sending:
+class SharedMemorySender:
     """Copies finished batches of a worker to shared memory.
 
     It has no segments of its own: they are those of the process that it is called in,

@@ -38,7 +38,7 @@ need is a bound, which no loader reaches at once."""
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Line:
+class LimitForecast:
     """One limit."""
 
     name: str
@@ -66,7 +66,7 @@ class Line:
 class Forecast(HasCard):
     """Memory against each limit."""
 
-    lines: tuple[Line, ...]
+    limits: tuple[LimitForecast, ...]
     """One for each limit."""
     parts: Mapping[str, int]
     """Bytes by where they are: parent, workers, in flight, pinned."""
@@ -74,25 +74,25 @@ class Forecast(HasCard):
     """False where the bytes of a batch are not known, and so not counted."""
 
     @property
-    def first(self) -> Line | None:
+    def first(self) -> LimitForecast | None:
         """The limit that would break first; None when nothing is known.
 
-        >>> full = Line("/dev/shm", 10, 0, why="batches", fix="fewer workers")
-        >>> half = Line("memory", 10, 20, why="batches", fix="a smaller batch")
+        >>> full = LimitForecast("/dev/shm", 10, 0, why="batches", fix="fewer workers")
+        >>> half = LimitForecast("memory", 10, 20, why="batches", fix="a smaller batch")
         >>> Forecast((half, full), {}).first.name
         '/dev/shm'
         """
-        known = [line for line in self.lines if line.limit is not None]
+        known = [entry for entry in self.limits if entry.limit is not None]
         return max(known, key=_share_needed, default=None)
 
     def warnings(self) -> tuple[str, ...]:
         """Say what may break, and what to do."""
         texts = []
-        for line in self.lines:
-            if line.limit is None or line.need <= _TIGHT_SHARE * line.limit:
+        for entry in self.limits:
+            if entry.limit is None or entry.need <= _TIGHT_SHARE * entry.limit:
                 continue
-            amounts = f"{line.amount(line.need)} of {line.amount(line.limit)}"
-            text = f"{amounts} {line.name} may be needed ({line.why}): {line.fix}"
+            amounts = f"{entry.amount(entry.need)} of {entry.amount(entry.limit)}"
+            text = f"{amounts} {entry.name} may be needed ({entry.why}): {entry.fix}"
             texts.append(text)
         return tuple(texts)
 
@@ -112,12 +112,12 @@ class Forecast(HasCard):
         return "\n".join(lines)
 
 
-def _share_needed(line: Line) -> float:
+def _share_needed(entry: LimitForecast) -> float:
     """Say how much of a limit is needed; shares compare bytes with files."""
-    if not line.limit:
+    if not entry.limit:
         # Nothing is left, and anything is more than that.
-        return math.inf if line.need else 0.0
-    return line.need / line.limit
+        return math.inf if entry.need else 0.0
+    return entry.need / entry.limit
 
 
 def forecast(
@@ -157,13 +157,13 @@ def forecast(
         "in flight": in_flight * batch_bytes,
         "page-locked": pinned_bytes(batch_bytes, waiting) if pin_memory else 0,
     }
-    lines = [_memory_line(facts.host, sum(parts.values()), num_workers)]
+    limits = [_memory_limit(facts.host, sum(parts.values()), num_workers)]
     if num_workers:
         in_flight_bytes = parts["in flight"]
-        lines += _worker_lines(
+        limits += _worker_limits(
             facts.host, num_workers, in_flight, in_flight_bytes, sharing
         )
-    return Forecast(tuple(lines), parts, batch_known=facts.batch_bytes is not None)
+    return Forecast(tuple(limits), parts, batch_known=facts.batch_bytes is not None)
 
 
 def pinned_bytes(batch_bytes: int, waiting: int) -> int:
@@ -185,10 +185,10 @@ def pinned_bytes(batch_bytes: int, waiting: int) -> int:
     return rounded_up * (waiting + 1)
 
 
-def _memory_line(host: Host, need: int, num_workers: int) -> Line:
+def _memory_limit(host: Host, need: int, num_workers: int) -> LimitForecast:
     # What is free, all ranks of this machine will take at once.
     left = host.available_bytes // host.local_ranks
-    return Line(
+    return LimitForecast(
         f"memory ({host.available_from})",
         need,
         left,
@@ -198,9 +198,9 @@ def _memory_line(host: Host, need: int, num_workers: int) -> Line:
     )
 
 
-def _worker_lines(
+def _worker_limits(
     host: Host, num_workers: int, in_flight: int, in_flight_bytes: int, sharing: Sharing
-) -> Iterator[Line]:
+) -> Iterator[LimitForecast]:
     """Give the limits that only matter where workers send batches."""
     why = (
         f"{count_of(num_workers, 'workers')}, {count_of(in_flight, 'batches')} in "
@@ -210,7 +210,7 @@ def _worker_lines(
     # torch sends them, each tensor takes a file there, a descriptor and a mapping.
     in_segments = sharing == "parcel"
     files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
-    yield Line(
+    yield LimitForecast(
         "open files (RLIMIT_NOFILE)",
         num_workers * _FILES_PER_WORKER + in_flight * files_per_batch,
         None if host.files is None else host.files - host.files_open,
@@ -220,7 +220,7 @@ def _worker_lines(
         certain=True,
     )
     if not in_segments and host.shm_free_bytes is not None:
-        yield Line(
+        yield LimitForecast(
             "/dev/shm",
             in_flight_bytes,
             host.shm_free_bytes,
@@ -228,7 +228,7 @@ def _worker_lines(
             "docker run --shm-size=2g, or fewer workers",
             certain=True,
         )
-    yield Line(
+    yield LimitForecast(
         "mappings",
         0 if in_segments else in_flight * _TENSORS_PER_BATCH,
         host.mappings,

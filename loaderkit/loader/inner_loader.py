@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import OneByOne
 from loaderkit.loader.delivery import DeliveryCollate, MapBatches, WorkerStart
-from loaderkit.loader.fetching import Fetching, Sending
+from loaderkit.loader.fetching import FetchingDataset, SharedMemorySender
 from loaderkit.loader.iterables import IterableBatches
 from loaderkit.loader.resumable import IterationBatches
 from loaderkit.loader.user_batches import UserBatches
@@ -272,7 +272,7 @@ def _make_stand_in(
             outer.worker_init_fn,
         )
     batches = setup.batches
-    fetching = Fetching(
+    fetching = FetchingDataset(
         outer.dataset,
         collate,
         seeded=setup.seeded,
@@ -282,7 +282,9 @@ def _make_stand_in(
     return MapBatches(fetching, workers, outer.worker_init_fn)
 
 
-def _choose_sending(outer: DataLoader[Any], setup: LoaderSetup) -> Sending | None:
+def _choose_sending(
+    outer: DataLoader[Any], setup: LoaderSetup
+) -> SharedMemorySender | None:
     """Make what packs batches in workers; None if torch sends them."""
     if setup.plan.sharing.value != "parcel":
         return None
@@ -291,10 +293,10 @@ def _choose_sending(outer: DataLoader[Any], setup: LoaderSetup) -> Sending | Non
         # torch asks a worker for the next batch once its oldest was received, and it is
         # copied out as it is received.  So while one is written, all the others that
         # were asked of the worker may be on their way, and no more.
-        return Sending(batches_asked)
+        return SharedMemorySender(batches_asked)
     # Where workers are asked out of turn, one could be asked for all batches under way;
     # one more is being made.
-    return Sending(batches_asked * outer.num_workers + 2)
+    return SharedMemorySender(batches_asked * outer.num_workers + 2)
 
 
 def _batch_settings(source: EpochSource) -> dict[str, Any]:

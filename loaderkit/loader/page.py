@@ -51,10 +51,10 @@ def memory_section(forecast: Forecast) -> Section:
     ]
     bars.append(Bar("together", total, format_bytes(total), "grey"))
     rows = []
-    for line in forecast.lines:
-        limit = "unknown" if line.limit is None else line.amount(line.limit)
-        share = f"{line.need / line.limit:.1%}" if line.limit else ""
-        rows.append((line.name, line.amount(line.need), limit, share, line.fix))
+    for entry in forecast.limits:
+        limit = "unknown" if entry.limit is None else entry.amount(entry.limit)
+        share = f"{entry.need / entry.limit:.1%}" if entry.limit else ""
+        rows.append((entry.name, entry.amount(entry.need), limit, share, entry.fix))
     table = Table(
         ("limit", "taken at most", "left", "share", "where it is too much"),
         tuple(rows),

@@ -246,8 +246,8 @@ def _rates(facts: Facts, num_workers: int) -> dict[int, float]:
 
 def _refuse_certain_failure(outlook: Forecast) -> None:
     """Refuse what is certain to fail: the limit breaks before the first step."""
-    for line in outlook.lines:
-        if line.certain and line.limit is not None and line.need > line.limit:
-            message = f"This loader needs {line.amount(line.need)} of {line.name}; "
-            message += f"there are {line.amount(line.limit)}."
-            raise LoaderError(message, why=line.why, fix=line.fix)
+    for entry in outlook.limits:
+        if entry.certain and entry.limit is not None and entry.need > entry.limit:
+            message = f"This loader needs {entry.amount(entry.need)} of {entry.name}; "
+            message += f"there are {entry.amount(entry.limit)}."
+            raise LoaderError(message, why=entry.why, fix=entry.fix)

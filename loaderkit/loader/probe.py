@@ -28,8 +28,8 @@ import torch
 
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.interrupts import Interrupts
-from loaderkit.loader.collating import Join, is_gathering
-from loaderkit.loader.description import reading_draws_nothing
+from loaderkit.loader.collating import DefaultCollate, is_gathering
+from loaderkit.loader.description import reading_draws_no_random_numbers
 from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.loader.page_locking import device_of_batch
@@ -89,7 +89,7 @@ def probe(dataset: IndexedSamples, rows: Sequence[Any], collate: Collate) -> Rea
     """
     # A daemon may not have children: none to measure in, and no workers either.
     alone = multiprocessing.current_process().daemon
-    if reading_draws_nothing(dataset) or alone:
+    if reading_draws_no_random_numbers(dataset) or alone:
         return _measure_here(dataset, rows, collate)
     # macOS can fork, but its own libraries may end a process that did.
     if "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
@@ -170,7 +170,7 @@ def _measure_a_copy(
         with _BoundedBuffer(_MOST_COPIED_BYTES) as buffer:
             pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump((dataset, collate))
             dataset, collate = pickle.loads(buffer.getvalue())
-    except _TooLargeError as error:
+    except _BufferFullError as error:
         raise _not_measured(f"the dataset is {error} to send") from error
     except Exception:  # noqa: BLE001 -- pickling runs code of the user's
         pass  # What cannot be sent gets no workers, and nothing is to be kept for them.
@@ -187,7 +187,7 @@ def _measure_here(
         raise _not_measured(f"reading failed: {error.what}") from error
 
 
-class _TooLargeError(Exception):
+class _BufferFullError(Exception):
     """More was written than allowed."""
 
 
@@ -201,7 +201,7 @@ class _BoundedBuffer(io.BytesIO):
     def write(self, content: Buffer) -> int:
         if self.tell() + memoryview(content).nbytes > self._most_bytes:
             msg = f"over {format_bytes(self._most_bytes)}"
-            raise _TooLargeError(msg)
+            raise _BufferFullError(msg)
         return super().write(content)
 
 
@@ -378,7 +378,7 @@ def _read_some_samples(
         samples += _as_list(fetch(dataset, [row], _as_list))
     if len(samples) > len(first.samples):
         seconds += time.perf_counter() - start
-    if isinstance(collate, Join):
+    if isinstance(collate, DefaultCollate):
         return _Fetched(collate(samples), len(samples), seconds)
     unsendable = _why_joined_unsendable(samples, len(rows), collate)
     return _Fetched(samples, len(samples), seconds, False, unsendable)

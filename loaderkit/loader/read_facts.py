@@ -79,7 +79,7 @@ def read_facts(
         samples=description.samples,
         iterable=description.iterable,
         gathering=description.gathering,
-        draws_nothing=description.draws_nothing,
+        draws_no_random_numbers=description.draws_no_random_numbers,
         largest_bytes=largest_bytes,
         measured=measurement.measured,
         later_epoch_bytes=description.later_epoch_bytes,
@@ -136,7 +136,7 @@ def _batch_device(description: DatasetDescription, measurement: _Measurement) ->
     hazard = measurement.fork_hazard
     # Without code of the user's, batches lie where the samples do.  A dataset's own
     # code may give something else than what it holds.
-    if hazard is None and description.draws_nothing:
+    if hazard is None and description.draws_no_random_numbers:
         hazard = description.fork_hazard
     if hazard is None or hazard.kind != "device":
         return ""

@@ -136,7 +136,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Histogram:
+class HistogramChart:
     """How often a size occurs."""
 
     label: str
@@ -182,7 +182,7 @@ class Bars:
     """A mark across all of them."""
 
 
-Chart: TypeAlias = Curves | Histogram | Bars
+Chart: TypeAlias = Curves | HistogramChart | Bars
 
 
 def chart_html(chart: Chart) -> str:
@@ -196,7 +196,7 @@ def chart_html(chart: Chart) -> str:
     """
     if isinstance(chart, Curves):
         return _curves_html(chart)
-    if isinstance(chart, Histogram):
+    if isinstance(chart, HistogramChart):
         return _histogram_html(chart)
     return _bars_html(chart)
 
@@ -369,7 +369,7 @@ def _stair_points(
     return points
 
 
-def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
+def _sizes_in_words(smallest: float, largest: float, chart: HistogramChart) -> str:
     """Say which sizes a bin holds, in the unit of the axis."""
     shown = [
         format_amount(size, chart.x_unit)
@@ -383,7 +383,7 @@ def _sizes_in_words(smallest: float, largest: float, chart: Histogram) -> str:
     return f"{first} to {shown[1]}"
 
 
-def _histogram_html(chart: Histogram) -> str:
+def _histogram_html(chart: HistogramChart) -> str:
     # A size is a whole number, and stands in the middle of its bar.
     edges = [edge - 0.5 for edge in chart.edges]
     # A limit is behind the bar of the last size that is within it.

@@ -13,7 +13,7 @@ from loaderkit.answers import answer_wrong_calls
 from loaderkit.html_words import LONGEST_UNBROKEN, escape_words
 from loaderkit.named_files import write_named_file
 from loaderkit.notebook import HasCard, hanging_lines
-from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
+from loaderkit.pages.charts import Bars, Curves, HistogramChart, chart_html
 from loaderkit.pages.provenance import read_provenance
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _block_html(block: Block) -> str:
     return f"<figure>{_caption_html(block)}{chart_html(block)}</figure>"
 
 
-def _caption_html(chart: Curves | Histogram | Bars) -> str:
+def _caption_html(chart: Curves | HistogramChart | Bars) -> str:
     return f"<figcaption>{_inline_html(chart.label)}</figcaption>"
 
 

@@ -23,7 +23,7 @@ from loaderkit.budget.environment.allocator_options import (
 from loaderkit.budget.environment.allocator_settings import (
     OLD_NAMES,
     UNIFIED,
-    Setting,
+    EnvironmentFacts,
     judge_environment,
     options_of,
     settings_variable,
@@ -52,7 +52,9 @@ RECORDED_VERSIONS = [
 
 
 def judged(settings, backend="cpu", torch_version=NEWEST_KNOWN):
-    setting = Setting({OLD_NAMES[0]: settings}, torch_version, backend, "linux")
+    setting = EnvironmentFacts(
+        {OLD_NAMES[0]: settings}, torch_version, backend, "linux"
+    )
     return judge_environment(setting)
 
 
@@ -149,7 +151,9 @@ def test_the_variable_that_counts_is_the_one_torch_takes():
     answers = ask_torch(choices)
 
     for environ, answer in zip(choices, answers, strict=True):
-        name = settings_variable(Setting(environ, TORCH_VERSION, "cpu", "linux"))
+        name = settings_variable(
+            EnvironmentFacts(environ, TORCH_VERSION, "cpu", "linux")
+        )
         assert answer == f"in effect: {environ[name]}", environ
 
 

@@ -156,7 +156,7 @@ def test_both_branches_of_a_condition_on_gradients_are_in_the_interval(optimizer
 @pytest.mark.parametrize("kind", ["packed rows", "preferences", "nested checkpoints"])
 def test_an_optimizer_that_searches_along_its_gradient_is_in_the_interval(kind):
     drawn = draw_habit_step(1, kind)
-    step = drawn.step.but(optimizer=OPTIMIZERS["lbfgs"])
+    step = drawn.step.replace(optimizer=OPTIMIZERS["lbfgs"])
 
     estimated = estimate(drawn.model, drawn.batch, step)
 

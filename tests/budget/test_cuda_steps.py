@@ -53,7 +53,7 @@ def steps():
 def test_what_a_step_took_on_a_gpu_lies_in_its_interval(name, steps):
     model, batch, step = steps[name]()
 
-    estimated = estimate(model, batch, step.but(target=CUDA))
+    estimated = estimate(model, batch, step.replace(target=CUDA))
 
     assert estimated.low <= TRUE_BYTES[name] <= estimated.high
 
@@ -64,7 +64,7 @@ def test_the_cpus_kernels_would_not_do(steps):
     outside = 0
     for name in ("loss: mse x 64", "operator: max x 64", "model: lstm x 1"):
         model, batch, step = steps[name]()
-        estimated = estimate(model, batch, step.but(target=DeviceSpec("xpu")))
+        estimated = estimate(model, batch, step.replace(target=DeviceSpec("xpu")))
         outside += not estimated.low <= TRUE_BYTES[name] <= estimated.high
     assert outside >= 2
 
@@ -87,7 +87,7 @@ def test_the_gradient_of_a_cells_bias_is_summed_in_a_buffer():
     model, batch, step = named_steps(range(0))["cells: gru"]()
     buffer = staging_bytes(Reduction((30_000, 192), (192, 1), (0,), 4))
 
-    estimated = estimate(model, batch, step.but(target=CUDA))
+    estimated = estimate(model, batch, step.replace(target=CUDA))
 
     kept = 3 * 30_000 * (2 * 192 + 5 * 64 + 64) * 4
     gradients = 30_000 * (2 * 192 + 2 * 64) * 4

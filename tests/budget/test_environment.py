@@ -15,7 +15,7 @@ from loaderkit.budget.environment.allocator_settings import (
     LOW,
     OLD_NAMES,
     UNIFIED,
-    Setting,
+    EnvironmentFacts,
     judge_environment,
     options_of,
 )
@@ -30,7 +30,7 @@ CUDA, HIP = OLD_NAMES
 
 def findings_of(environ, **facts):
     usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
-    setting = Setting(environ, **usual | facts)
+    setting = EnvironmentFacts(environ, **usual | facts)
     return [(finding.number, finding.level) for finding in judge_environment(setting)]
 
 
@@ -161,7 +161,7 @@ def test_a_right_setting_is_let_be(name):
 def test_every_fix_is_right():
     usual = {"torch_version": (2, 13), "backend": "cuda", "platform": "linux"}
     for environ, facts, _ in CASES.values():
-        for finding in judge_environment(Setting(environ, **usual | facts)):
+        for finding in judge_environment(EnvironmentFacts(environ, **usual | facts)):
             command = finding.fix.split(", or ")[0]
             if command.startswith("export "):
                 words = shlex.split(command.removeprefix("export "))
@@ -178,7 +178,9 @@ def test_every_fix_is_right():
 def test_where_there_is_no_mps_its_variables_do_nothing_at_all(value, platform):
     for name in (HIGH, LOW, FALLBACK):
         [finding] = judge_environment(
-            Setting({name: value}, (2, 13), "cuda", platform, torch_imported=True)
+            EnvironmentFacts(
+                {name: value}, (2, 13), "cuda", platform, torch_imported=True
+            )
         )
         assert (finding.level, finding.fix) == ("useless", f"unset {name}")
 
@@ -378,7 +380,7 @@ def near_misses(name):
 
 
 def findings_on_name(name):
-    setting = Setting({name: "1"}, (2, 13), "mps", "darwin")
+    setting = EnvironmentFacts({name: "1"}, (2, 13), "mps", "darwin")
     return [
         finding for finding in judge_process_settings(setting) if finding.number == 17
     ]

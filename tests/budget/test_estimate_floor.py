@@ -41,7 +41,7 @@ def check_floor(model, batch, step):
 def test_the_lower_end_is_no_less_than_what_is_held_throughout(name, kind):
     model, batch, step = make_step(name, 2)
 
-    check_floor(model, batch, step.but(target=DeviceSpec(kind)))
+    check_floor(model, batch, step.replace(target=DeviceSpec(kind)))
 
 
 @pytest.mark.many_cases
@@ -49,7 +49,7 @@ def test_the_lower_end_is_no_less_than_what_is_held_throughout(name, kind):
 def test_so_it_is_of_drawn_steps(seed):
     drawn = draw_step(seed)
 
-    check_floor(drawn.model, drawn.batch, drawn.step.but(target=DeviceSpec("cuda")))
+    check_floor(drawn.model, drawn.batch, drawn.step.replace(target=DeviceSpec("cuda")))
 
 
 def test_so_it_is_of_a_tiny_model_on_a_gpu():

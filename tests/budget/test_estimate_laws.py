@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit import estimate_step
 from loaderkit.budget.step import accumulation, formulas, kernels, tracker
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.assumed_scalars import Assumed
 from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.devices import DeviceSpec
@@ -110,7 +110,7 @@ def test_gradients_that_nobody_asks_for_take_nothing(name, frozen):
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_kernels_whose_output_values_decide_are_tried_at_other_sizes(scale, autocast):
     model, batch, step = make_step("operator: masked_select", scale)
-    step = step.but(autocast=autocast)
+    step = step.replace(autocast=autocast)
 
     estimated = estimate(model, batch, step)
 
@@ -177,7 +177,10 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
     """The twin: the law fails when what kernels hold inside is left out."""
 
     def nothing(_self, calls, _room):
-        return {pair: Workspace(Bounds.exactly(0), None, exact=True) for pair in calls}
+        return {
+            pair: Workspace(UncertainBytes.exactly(0), None, exact=True)
+            for pair in calls
+        }
 
     monkeypatch.setattr(kernels.KernelProbe, "workspaces", nothing)
     batch = (torch.randn(512, 32), torch.randn(512, 256))
@@ -202,7 +205,7 @@ def test_a_probe_that_forgets_keeps_what_it_is_asked_about(monkeypatch):
     together = probe.workspaces([first, second])
 
     assert together[first] == alone[first]
-    assert together[second].held == Bounds.exactly(0)
+    assert together[second].held == UncertainBytes.exactly(0)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loaderkit import estimate_step
-from loaderkit.budget.step.allocation_log import Bounds, Log
+from loaderkit.budget.step.allocation_log import Log, UncertainBytes
 from loaderkit.budget.step.history import MOST_MOMENTS, history_of
 from loaderkit.budget.step.peaks import PARTS, storage_parts
 
@@ -69,7 +69,7 @@ def test_a_module_is_told_with_the_users_own_forward_around_it():
 def test_what_a_kernel_holds_inside_is_a_temporary():
     log = Log(events=[(0, 100), (1, 50), (1, -50)], marks=[(0, "forward")])
     log.owners[0] = "batch"
-    log.holds_inside(1, Bounds.exactly(30))
+    log.holds_inside(1, UncertainBytes.exactly(30))
 
     totals = [moment.total for moment in history_of(log, storage_parts(log))]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from torch_settings import clean_environ
 
-from loaderkit.budget.environment.allocator_settings import Setting
+from loaderkit.budget.environment.allocator_settings import EnvironmentFacts
 from loaderkit.budget.environment.native_readers import (
     GLIBC_RANGES,
     MALLOC_TUNABLES,
@@ -43,7 +43,7 @@ def judged(environ, **facts):
         "platform": "linux",
         "cpus": 4,
     }
-    findings = judge_process_settings(Setting(environ, **usual | facts))
+    findings = judge_process_settings(EnvironmentFacts(environ, **usual | facts))
     for finding in findings:
         assert len(finding.problem) > 20, finding
         assert finding.fix, finding

@@ -47,7 +47,7 @@ def plan(overrides=None, batches=1000, **changes):
 
 
 def test_gathering_is_quicker_than_sending():
-    planned = plan(measured=QUICK, gathering=True, draws_nothing=True)
+    planned = plan(measured=QUICK, gathering=True, draws_no_random_numbers=True)
 
     assert planned.num_workers.value == 0
     assert planned.read_ahead.value == 2

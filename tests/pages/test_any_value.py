@@ -13,7 +13,7 @@ from loaderkit.pages.charts import (
     Bar,
     Bars,
     Curves,
-    Histogram,
+    HistogramChart,
     Limit,
     Segment,
     Series,
@@ -75,7 +75,9 @@ def test_bars_and_histograms_are_drawn_too():
         bars = (Bar("a", value, text), Bar("b", 2, "2"))
         check(chart_html(Bars("some", bars, known[0] if known else None)), drawn=False)
 
-        histogram = Histogram("some", (1, 2, 4), (3, 1), "nodes", limits=tuple(known))
+        histogram = HistogramChart(
+            "some", (1, 2, 4), (3, 1), "nodes", limits=tuple(known)
+        )
         check(chart_html(histogram), drawn=True)
 
 

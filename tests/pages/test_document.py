@@ -8,7 +8,15 @@ from datetime import datetime, timezone
 import pytest
 from browser import ask_browser
 
-from loaderkit.pages.charts import Band, Bar, Bars, Curves, Histogram, Limit, Segment
+from loaderkit.pages.charts import (
+    Band,
+    Bar,
+    Bars,
+    Curves,
+    HistogramChart,
+    Limit,
+    Segment,
+)
 from loaderkit.pages.charts import Series as Layer
 from loaderkit.pages.document import Listing, Page, Section, Table, page_html
 from loaderkit.pages.provenance import Provenance, read_provenance
@@ -49,7 +57,9 @@ def every_kind(text="plain words"):
             Section(
                 "Sizes",
                 (
-                    Histogram(text, (0, 1, 2), (3, 5), text, limits=(Limit(4, text),)),
+                    HistogramChart(
+                        text, (0, 1, 2), (3, 5), text, limits=(Limit(4, text),)
+                    ),
                     Bars(text, (Bar(text, 3, text), Bar("no", 0, "0"))),
                     Table((text, "amount"), ((text, "1"),), frozenset({1})),
                     Listing(text, folded=text),

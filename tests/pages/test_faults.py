@@ -17,7 +17,7 @@ from drawn_pages import (
     drawn_timeline,
 )
 
-from loaderkit.pages.charts import Bar, Bars, Curves, Histogram, Limit, Series
+from loaderkit.pages.charts import Bar, Bars, Curves, HistogramChart, Limit, Series
 from loaderkit.pages.document import Page, Section, page_html
 from loaderkit.pages.provenance import Provenance
 
@@ -106,7 +106,7 @@ def plain_page():
         unit="threads",
         readouts=("first", "middle", "last"),
     )
-    sizes = Histogram(
+    sizes = HistogramChart(
         "sizes", (1, 2, 3), (3, 5), "nodes", limits=(Limit(4, "a batch"),)
     )
     bars = Bars("bars", (Bar("one", 3, "3 B"), Bar("two", 4, "4 B and some more")))

@@ -18,7 +18,7 @@ from loaderkit.datasets.sizes import GraphSizes, SampleSizes
 from loaderkit.errors import DatasetError
 from loaderkit.memory.meter import Mark, Timeline
 from loaderkit.memory.reading import MemorySample
-from loaderkit.pages.charts import Bars, Curves, Histogram, chart_html
+from loaderkit.pages.charts import Bars, Curves, HistogramChart, chart_html
 from loaderkit.pages.document import Table
 from loaderkit.units import format_bytes
 
@@ -124,7 +124,7 @@ def test_sizes_show_what_a_batch_may_hold(tmp_path):
     nodes = page.sections[0]
     assert "A batch of at most 8 nodes holds 1 sample of" in nodes.blocks[1]
     assert "2 samples are larger than that alone" in nodes.blocks[1]
-    assert blocks_of(page, Histogram)[0].limits[0].value == 8
+    assert blocks_of(page, HistogramChart)[0].limits[0].value == 8
     assert sizes.to_html(tmp_path / "s.html", max_edges=30).exists()
 
 
@@ -133,7 +133,7 @@ def test_a_picture_of_sizes_is_of_the_samples_and_not_of_a_tail_or_a_limit():
 
     section = size_section(sizes, "nodes", most=20_000)
 
-    [chart] = [block for block in section.blocks if isinstance(block, Histogram)]
+    [chart] = [block for block in section.blocks if isinstance(block, HistogramChart)]
     assert chart.edges[-1] == 51
     assert chart.limits == ()
     assert "1 larger" in chart.label

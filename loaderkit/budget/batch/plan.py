@@ -55,7 +55,7 @@ from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.memory.reading import device_of
 from loaderkit.mistaken import mistaken_for_model
-from loaderkit.notebook import Bar, HasCard, card, mood_of, repr_in_a_line
+from loaderkit.notebook import HasCard, ShareBar, card, mood_of, repr_in_a_line
 from loaderkit.pages.charts import Limit
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import count_of, format_bytes, size_in_bytes
@@ -254,7 +254,7 @@ class BatchPlan(HasPage):
                 configuration.name,
                 f"{configuration.micro_batch:,} x {configuration.accumulation}",
                 format_bytes(configuration.peak),
-                Bar(configuration.peak / max(configuration.limit, 1)),
+                ShareBar(configuration.peak / max(configuration.limit, 1)),
             )
             for configuration in self.configurations
         ]
@@ -556,8 +556,8 @@ class _Planner:
         """Give steps with fewer and fewer remedies: not every model takes all."""
         has_blocks = bool(blocks_of(self.model))
         if self.step.autocast is None:
-            yield self.step.but(checkpoint=has_blocks, autocast=torch.bfloat16)
-        yield self.step.but(checkpoint=has_blocks)
+            yield self.step.replace(checkpoint=has_blocks, autocast=torch.bfloat16)
+        yield self.step.replace(checkpoint=has_blocks)
         yield self.step
 
     def _with_each_optimizer(
@@ -570,7 +570,7 @@ class _Planner:
             variants = ("loop", "fused")
         configurations = []
         for variant in variants:
-            smaller = cost_model.with_step(step.but(variant=variant))
+            smaller = cost_model.with_step(step.replace(variant=variant))
             try:
                 configuration = self._make_configuration(
                     "B (minimum)", smaller, self.limit, smaller.fewest
@@ -589,7 +589,7 @@ class _Planner:
         if self.step.target.kind == "cpu":
             return replace(balanced, name="C (CPU)")
 
-        step = self.step.but(target=DeviceSpec("cpu"), variant="default")
+        step = self.step.replace(target=DeviceSpec("cpu"), variant="default")
         on_cpu = cost_model.with_target(step, self.batch_size)
         limit = read_host().available_bytes
         return self._largest_configuration("C (CPU)", on_cpu, limit)

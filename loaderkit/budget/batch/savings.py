@@ -118,18 +118,18 @@ def _apply_remedy(
     if change.optimizer is not None:
         if step.optimizer is None or step.variant == change.optimizer:
             return None
-        return _RemediedStep(batch, step.but(variant=change.optimizer))
+        return _RemediedStep(batch, step.replace(variant=change.optimizer))
     if change.autocast is not None:
         if step.autocast is not None:
             return None
-        return _RemediedStep(batch, step.but(autocast=dtype_of(change.autocast)))
+        return _RemediedStep(batch, step.replace(autocast=dtype_of(change.autocast)))
     if change.checkpoint:
         if not blocks_of(model):
             return None
-        return _RemediedStep(batch, step.but(checkpoint=True))
+        return _RemediedStep(batch, step.replace(checkpoint=True))
     if change.target is None or change.target == step.target.kind:
         return None
-    return _RemediedStep(batch, step.but(target=device_spec(change.target)))
+    return _RemediedStep(batch, step.replace(target=device_spec(change.target)))
 
 
 def explain_peak(base: StepEstimate, savings: list[RemedySaving]) -> str:

@@ -68,7 +68,7 @@ LEVELS: tuple[Level, ...] = ("crash", "ignored", "danger", "slow", "useless")
 
 @answer_wrong_names()
 @dataclass(frozen=True)
-class Setting:
+class EnvironmentFacts:
     """What the settings are judged against."""
 
     environ: Mapping[str, str] = field(repr=False)
@@ -131,26 +131,26 @@ class EnvironmentFinding(HasCard):
         return f"{head}\n  why: {self.problem}\n  fix: {self.fix}"
 
 
-def judge_environment(setting: Setting) -> list[EnvironmentFinding]:
+def judge_environment(facts: EnvironmentFacts) -> list[EnvironmentFinding]:
     """Find the misconfigurations.
 
     Args:
-        setting: Variables, versions and what torch has read.
+        facts: Variables, versions and what torch has read.
 
     Returns:
         Findings, the worst first.
 
-    >>> alone = Setting({HIGH: "0.8"}, (2, 13), "mps", "darwin")
+    >>> alone = EnvironmentFacts({HIGH: "0.8"}, (2, 13), "mps", "darwin")
     >>> print(judge_environment(alone)[0])
     crash: PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8
       why: it is below the low watermark, 1.4: the first use of MPS raises "invalid ...
       fix: export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.8 PYTORCH_MPS_LOW_WATERMARK_RATI...
     """
     findings = [
-        *_mps_variables(setting),
-        *_overridden_names(setting),
-        *_allocator_options(setting),
-        *_too_late(setting),
+        *_mps_variables(facts),
+        *_overridden_names(facts),
+        *_allocator_options(facts),
+        *_too_late(facts),
     ]
     return sorted(findings, key=rank)
 
@@ -173,30 +173,30 @@ def options_of(settings: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _mps_variables(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _mps_variables(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     """Judge the variables of MPS, each once.
 
     Builds for other systems have none of the code that reads them, so that no value is
     wrong there: torch 2.13 on Linux imports with a fall-back of "abc" (measured).
     """
-    if setting.platform == "darwin":
-        yield from _invalid_watermarks(setting)
-        yield from _judge_fallback(setting)
+    if facts.platform == "darwin":
+        yield from _invalid_watermarks(facts)
+        yield from _judge_fallback(facts)
         return
     for name in (HIGH, LOW, FALLBACK):
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         if value is None:
             continue
-        why = f"there is no MPS on {setting.platform}: nothing reads it"
+        why = f"there is no MPS on {facts.platform}: nothing reads it"
         yield EnvironmentFinding(
             _FALLBACK_WITHOUT_EFFECT, "useless", name, value, why, f"unset {name}"
         )
 
 
-def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _invalid_watermarks(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     # In the order in which torch looks: it raises for the high one first.
-    high, low = _read_ratio(setting, HIGH), _read_ratio(setting, LOW)
-    value = setting.environ.get(HIGH, "")
+    high, low = _read_ratio(facts, HIGH), _read_ratio(facts, LOW)
+    value = facts.environ.get(HIGH, "")
     top = DEFAULT_HIGH if high is None else high
     if not 0 <= top <= MAX_RATIO:
         why = f'the range is 0 to {MAX_RATIO}: the first use of MPS raises "invalid '
@@ -212,11 +212,11 @@ def _invalid_watermarks(setting: Setting) -> Iterator[EnvironmentFinding]:
             why = f"torch reads a text that is no number as 0: {why}"
         fix = f"unset {HIGH} (the default, {DEFAULT_HIGH}, is above the RAM already)"
         yield EnvironmentFinding(_NO_LIMIT, "danger", HIGH, value, why, fix)
-    yield from _low_watermark(setting, low, top)
+    yield from _low_watermark(facts, low, top)
 
 
 def _low_watermark(
-    setting: Setting, low: float | None, top: float
+    facts: EnvironmentFacts, low: float | None, top: float
 ) -> Iterator[EnvironmentFinding]:
     bottom = DEFAULT_LOW if low is None else low
     if low is not None and low < 0:
@@ -226,7 +226,7 @@ def _low_watermark(
             _WATERMARK_OUT_OF_RANGE,
             "crash",
             LOW,
-            setting.environ[LOW],
+            facts.environ[LOW],
             why,
             f"unset {LOW}",
         )
@@ -235,7 +235,7 @@ def _low_watermark(
     elif bottom > (top or MAX_RATIO):
         # Whoever set one of them alone has to hear of that one.
         name = LOW if low is not None else HIGH
-        value = setting.environ.get(name, "")
+        value = facts.environ.get(name, "")
         where = "" if low is not None else f", {DEFAULT_LOW}"
         why = f"it is below the low watermark{where}: the first use of MPS raises "
         why += '"invalid low watermark ratio"'
@@ -251,18 +251,18 @@ def _low_watermark(
         yield EnvironmentFinding(_LOW_ABOVE_HIGH, "crash", name, value, why, fix)
 
 
-def _read_ratio(setting: Setting, name: str) -> float | None:
+def _read_ratio(facts: EnvironmentFacts, name: str) -> float | None:
     """Read a ratio as ``strtod`` does: what begins with no number is 0."""
-    if name not in setting.environ:
+    if name not in facts.environ:
         return None
     number = re.match(
-        r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", setting.environ[name]
+        r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", facts.environ[name]
     )
     return float(number[0]) if number else 0.0
 
 
-def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
-    value = setting.environ.get(FALLBACK)
+def _judge_fallback(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    value = facts.environ.get(FALLBACK)
     if value is None:
         return
     # std::stoi reads "1abc" as 1, and throws where no digit comes first.
@@ -278,7 +278,7 @@ def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
             fix,
             prevents_import=True,
         )
-    elif setting.torch_imported and was_set_after_start(setting, FALLBACK):
+    elif facts.torch_imported and was_set_after_start(facts, FALLBACK):
         why = "torch reads it while it is imported; it was set inside this process, "
         why += "which counts only if that was before `import torch`"
         fix = f"{FALLBACK}={value} python train.py"
@@ -294,34 +294,34 @@ def _judge_fallback(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def settings_variable(setting: Setting) -> str | None:
+def settings_variable(facts: EnvironmentFacts) -> str | None:
     """Give the variable that torch takes its allocator's settings from.
 
     The older names come first, and count even where they are empty (measured).
     """
-    names = _variables_read(setting)
-    return next((name for name in names if name in setting.environ), None)
+    names = _variables_read(facts)
+    return next((name for name in names if name in facts.environ), None)
 
 
-def _variables_read(setting: Setting) -> tuple[str, ...]:
+def _variables_read(facts: EnvironmentFacts) -> tuple[str, ...]:
     """Name the variables that a build of torch reads, the first that is set counts."""
-    if setting.torch_version < (2, 10) and setting.backend == "cuda":
+    if facts.torch_version < (2, 10) and facts.backend == "cuda":
         return OLD_NAMES[:1]
-    is_before_unified = setting.torch_version < (2, 9) or (
-        setting.torch_version == (2, 9) and setting.backend in CUDA_BACKENDS
+    is_before_unified = facts.torch_version < (2, 9) or (
+        facts.torch_version == (2, 9) and facts.backend in CUDA_BACKENDS
     )
     return OLD_NAMES if is_before_unified else ALLOCATOR_NAMES
 
 
-def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
-    chosen = settings_variable(setting)
-    names_read = _variables_read(setting)
+def _overridden_names(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    chosen = settings_variable(facts)
+    names_read = _variables_read(facts)
     for name in ALLOCATOR_NAMES:
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         if value is None or name == chosen:
             continue
         # The same options under two names are how one writes for several torches.
-        other = setting.environ.get(chosen or "")
+        other = facts.environ.get(chosen or "")
         is_same = other is not None and options_of(value) == options_of(other)
         if other is not None and not is_same:
             why = f"{chosen}={other} is set too and wins (measured)"
@@ -329,126 +329,130 @@ def _overridden_names(setting: Setting) -> Iterator[EnvironmentFinding]:
                 _OVERRIDDEN_NAME, "ignored", name, value, why, f"unset {chosen}"
             )
         if name not in names_read and not is_same:
-            yield _variable_not_read(name, value, setting)
+            yield _variable_not_read(name, value, facts)
 
 
-def _variable_not_read(name: str, value: str, setting: Setting) -> EnvironmentFinding:
-    version = _version_text(setting.torch_version)
-    why = f"torch {version} built for {setting.backend} does not read this name"
-    mended = mended_settings(value, setting.backend, setting.torch_version)
+def _variable_not_read(
+    name: str, value: str, facts: EnvironmentFacts
+) -> EnvironmentFinding:
+    version = _version_text(facts.torch_version)
+    why = f"torch {version} built for {facts.backend} does not read this name"
+    mended = mended_settings(value, facts.backend, facts.torch_version)
     fix = f"unset {name}"
     if mended is not None:
-        fix = f"export {_old_name(setting)}={shlex.quote(mended)}"
+        fix = f"export {_old_name(facts)}={shlex.quote(mended)}"
     return EnvironmentFinding(_UNKNOWN_NAME, "ignored", name, value, why, fix)
 
 
-def _old_name(setting: Setting) -> str:
+def _old_name(facts: EnvironmentFacts) -> str:
     """Give the variable that every version of torch reads, of this build."""
     cuda_name, hip_name = OLD_NAMES
-    return hip_name if setting.backend == "hip" else cuda_name
+    return hip_name if facts.backend == "hip" else cuda_name
 
 
-def _allocator_options(setting: Setting) -> Iterator[EnvironmentFinding]:
-    name = settings_variable(setting)
-    value = setting.environ.get(name or "")
+def _allocator_options(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    name = settings_variable(facts)
+    value = facts.environ.get(name or "")
     if name is None or not value:
         return
     reading = read_allocator_settings(
         value,
-        setting.backend,
-        setting.torch_version,
+        facts.backend,
+        facts.torch_version,
         # Of this name, a build for CUDA reads what every build does (measured).
-        common_only=setting.backend == "cuda" and name == OLD_NAMES[1],
+        common_only=facts.backend == "cuda" and name == OLD_NAMES[1],
     )
-    yield from _rejected_by_torch(name, value, reading, setting)
-    yield from _without_effect(name, value, reading, setting)
-    yield from _conflicting_options(name, value, setting)
+    yield from _rejected_by_torch(name, value, reading, facts)
+    yield from _without_effect(name, value, reading, facts)
+    yield from _conflicting_options(name, value, facts)
 
 
 def _rejected_by_torch(
-    name: str, value: str, reading: SettingsReading, setting: Setting
+    name: str, value: str, reading: SettingsReading, facts: EnvironmentFacts
 ) -> Iterator[EnvironmentFinding]:
     """Say that torch raises; where torch was asked, its answer counts."""
     rejected = reading.rejected
     # Torch may refuse what our reading of its rules would let pass.
     number = _OTHER_REFUSAL if rejected is None else _RULE_OF_CAUSE[rejected.cause]
-    fix = _mending_command(name, value, setting)
-    if setting.torch_error is not None:
-        why = f"the first use of the allocator raises {setting.torch_error}"
+    fix = _mending_command(name, value, facts)
+    if facts.torch_error is not None:
+        why = f"the first use of the allocator raises {facts.torch_error}"
         if rejected is not None:
-            why += f" ({_why_rejected(rejected, setting)})"
+            why += f" ({_why_rejected(rejected, facts)})"
         yield EnvironmentFinding(number, "crash", name, value, why, fix)
-    elif rejected is not None and not _torch_accepted(value, reading, setting):
-        why = _why_rejected(rejected, setting)
+    elif rejected is not None and not _torch_accepted(value, reading, facts):
+        why = _why_rejected(rejected, facts)
         prevents_import = rejected.cause == "load"
         if not prevents_import:
             why = f"the first use of the allocator raises: {why}"
         level: Level = "crash"
         if not reading.is_certain:
             level = "danger"
-            known, here = _nearest_known_and_own(setting)
+            known, here = _nearest_known_and_own(facts)
             why += f" (so it is in torch {known}; of torch {here} it is not known)"
         yield EnvironmentFinding(number, level, name, value, why, fix, prevents_import)
 
 
-def _torch_accepted(value: str, reading: SettingsReading, setting: Setting) -> bool:
+def _torch_accepted(
+    value: str, reading: SettingsReading, facts: EnvironmentFacts
+) -> bool:
     """Tell whether torch was asked, and took a setting that our reading rejects."""
-    if not setting.asked_torch:
+    if not facts.asked_torch:
         return False
-    if setting.backend not in CUDA_BACKENDS or not reading.is_certain:
+    if facts.backend not in CUDA_BACKENDS or not reading.is_certain:
         return True
     # Asked, a build for CUDA answers by the reader that every build has.  Its own, for
     # the values of CUDA's options, comes at the first use of the device: until then,
     # torch 2.13 tells "backend:x" to be in effect (measured).
-    return options_of(value) != options_of(setting.effective or "")
+    return options_of(value) != options_of(facts.effective or "")
 
 
-def _why_rejected(rejected: RejectedSettingError, setting: Setting) -> str:
+def _why_rejected(rejected: RejectedSettingError, facts: EnvironmentFacts) -> str:
     """Say why, and of an option of another torch, of which."""
     option = option_named(rejected.option or "")
     if rejected.cause != "name" or option is None:
         return str(rejected)
-    here = _version_text(setting.torch_version)
+    here = _version_text(facts.torch_version)
     since = _version_text(option.since)
     return f"torch {here} has no {option.name}, which came with torch {since}"
 
 
-def _mending_command(name: str, value: str, setting: Setting) -> str:
-    mended = mended_settings(value, setting.backend, setting.torch_version)
+def _mending_command(name: str, value: str, facts: EnvironmentFacts) -> str:
+    mended = mended_settings(value, facts.backend, facts.torch_version)
     if mended is not None and name in OLD_NAMES:
-        name = _old_name(setting)  # all of it is read under this one, which wins
+        name = _old_name(facts)  # all of it is read under this one, which wins
     return f"unset {name}" if mended is None else f"export {name}={shlex.quote(mended)}"
 
 
 def _without_effect(
-    name: str, value: str, reading: SettingsReading, setting: Setting
+    name: str, value: str, reading: SettingsReading, facts: EnvironmentFacts
 ) -> Iterator[EnvironmentFinding]:
-    fix = _mending_command(name, value, setting)
+    fix = _mending_command(name, value, facts)
     for option in reading.options:
         if option.is_known and option.taken_for is not None:
             why = f"torch takes {option.name}:{option.value} for {option.taken_for}"
             yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, why, fix)
         elif not option.is_known:
-            yield _skipped_option(name, value, option, fix, setting)
+            yield _skipped_option(name, value, option, fix, facts)
     for warning in reading.warnings:
         yield EnvironmentFinding(_READ_IN_PART, "ignored", name, value, warning, fix)
 
 
 def _skipped_option(
-    name: str, value: str, option: Option, fix: str, setting: Setting
+    name: str, value: str, option: Option, fix: str, facts: EnvironmentFacts
 ) -> EnvironmentFinding:
     """Say why torch skips an option: of another build, another torch, or of none."""
     other = option_named(option.name)
     if other is not None and other.builds == "CUDA":
         why = f"only builds for CUDA and ROCm read {option.name}"
-        if setting.backend in CUDA_BACKENDS:
+        if facts.backend in CUDA_BACKENDS:
             why = f"builds for CUDA read {option.name} from other variables only"
         return EnvironmentFinding(_READ_IN_PART, "useless", name, value, why, fix)
-    known_version, here = _nearest_known_and_own(setting)
+    known_version, here = _nearest_known_and_own(facts)
     why = f"torch {known_version} has no option {option.name!r} and skips it"
     if known_version != here:
         why += f"; of torch {here} it is not known"
-    known = options_read_by(setting.backend, setting.torch_version)
+    known = options_read_by(facts.backend, facts.torch_version)
     near = nearest_option(option.name, known)
     if other is not None:
         why += f": it came with torch {_version_text(other.since)}"
@@ -459,10 +463,10 @@ def _skipped_option(
     return EnvironmentFinding(_NO_SUCH_OPTION, "ignored", name, value, why, fix)
 
 
-def _nearest_known_and_own(setting: Setting) -> tuple[str, str]:
+def _nearest_known_and_own(facts: EnvironmentFacts) -> tuple[str, str]:
     """Write the torch whose reader is known, nearest to ours, and ours."""
-    nearest = nearest_known(setting.torch_version)
-    return _version_text(nearest), _version_text(setting.torch_version)
+    nearest = nearest_known(facts.torch_version)
+    return _version_text(nearest), _version_text(facts.torch_version)
 
 
 def _version_text(version: tuple[int, int]) -> str:
@@ -471,7 +475,7 @@ def _version_text(version: tuple[int, int]) -> str:
 
 
 def _conflicting_options(
-    name: str, value: str, setting: Setting
+    name: str, value: str, facts: EnvironmentFacts
 ) -> Iterator[EnvironmentFinding]:
     options = options_of(value)
     # All that is said below is of options that do not go with this one.
@@ -479,7 +483,7 @@ def _conflicting_options(
         return
     del options["expandable_segments"]
     others = ",".join(f"{option}:{given}" for option, given in options.items())
-    mended = mended_settings(others, setting.backend, setting.torch_version)
+    mended = mended_settings(others, facts.backend, facts.torch_version)
     plain = f"export {name}={shlex.quote(mended)}" if mended else f"unset {name}"
     if "max_split_size_mb" in options:
         why = "expandable segments are never split by size: max_split_size_mb does "
@@ -488,31 +492,31 @@ def _conflicting_options(
         yield EnvironmentFinding(
             _SPLIT_BESIDE_SEGMENTS, "useless", name, value, why, fix
         )
-    if setting.backend == "hip":
+    if facts.backend == "hip":
         why = "expandable segments crash on ROCm (pytorch issue 187343)"
         yield EnvironmentFinding(_SEGMENTS_THAT_CRASH, "crash", name, value, why, plain)
-    elif setting.shares_device_tensors:
+    elif facts.shares_device_tensors:
         why = "tensors in expandable segments cannot be shared with other processes"
         yield EnvironmentFinding(_SEGMENTS_THAT_CRASH, "crash", name, value, why, plain)
 
 
-def _too_late(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _too_late(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     """Compare what torch has read with what the variables say now."""
-    if setting.effective is None:
+    if facts.effective is None:
         return
-    name = settings_variable(setting)
-    now = setting.environ.get(name or "", "")
+    name = settings_variable(facts)
+    now = facts.environ.get(name or "", "")
     # By their options: their order and the white space between them say nothing.
-    if name is None or options_of(now) == options_of(setting.effective):
+    if name is None or options_of(now) == options_of(facts.effective):
         return
-    in_effect = setting.effective or "none"
+    in_effect = facts.effective or "none"
     why = f"torch has read its settings already: {in_effect} are in effect"
     fix = f"{name}={now} python train.py, or loaderkit.configure_allocator(...)"
     yield EnvironmentFinding(_TOO_LATE, "ignored", name, now, why, fix)
 
 
-def was_set_after_start(setting: Setting, name: str) -> bool:
+def was_set_after_start(facts: EnvironmentFacts, name: str) -> bool:
     """Tell a variable set inside this process from one it was started with."""
-    if setting.started_with is None:
+    if facts.started_with is None:
         return False
-    return setting.started_with.get(name) != setting.environ.get(name)
+    return facts.started_with.get(name) != facts.environ.get(name)

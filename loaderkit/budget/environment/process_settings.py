@@ -40,7 +40,7 @@ from loaderkit.budget.environment.openmp_places import read_affinity, read_place
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from loaderkit.budget.environment.allocator_settings import Level, Setting
+    from loaderkit.budget.environment.allocator_settings import EnvironmentFacts, Level
 
 NO_CACHING = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING")
 BLOCKING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING")
@@ -94,34 +94,35 @@ PYTORCH_CUDA_ALLOC_CONFIG (0.96), PYTORCH_ALLOCATOR_CONF (0.90) and
 PYTORCH_NVML_BASED_CUDA_CHECK (0.6)."""
 
 
-def judge_process_settings(setting: Setting) -> list[EnvironmentFinding]:
+def judge_process_settings(facts: EnvironmentFacts) -> list[EnvironmentFinding]:
     """Find variables that are misspelt, without effect, or cost more than they look.
 
     Args:
-        setting: As read.
+        facts: As read.
 
     Returns:
         Findings in the order of their variables.
 
-    >>> from loaderkit.budget.environment.allocator_settings import Setting
+    >>> from loaderkit.budget.environment.allocator_settings import EnvironmentFacts
     >>> environ = {"MALLOC_TRIM_THRESHOLD": "0"}
-    >>> print(judge_process_settings(Setting(environ, (2, 13), "cpu", "linux"))[0])
+    >>> facts = EnvironmentFacts(environ, (2, 13), "cpu", "linux")
+    >>> print(judge_process_settings(facts)[0])
     ignored: MALLOC_TRIM_THRESHOLD=0
       why: nothing reads this name: probably MALLOC_TRIM_THRESHOLD_ is meant
       fix: unset MALLOC_TRIM_THRESHOLD; export MALLOC_TRIM_THRESHOLD_=0
     """
     return [
-        *_misspelt_names(setting),
-        *_no_caching(setting),
-        *_blocking_launches(setting),
-        *_thread_counts(setting),
-        *_thread_binding(setting),
-        *_malloc_settings(setting),
+        *_misspelt_names(facts),
+        *_no_caching(facts),
+        *_blocking_launches(facts),
+        *_thread_counts(facts),
+        *_thread_binding(facts),
+        *_malloc_settings(facts),
     ]
 
 
-def _misspelt_names(setting: Setting) -> Iterator[EnvironmentFinding]:
-    for name, value in setting.environ.items():
+def _misspelt_names(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    for name, value in facts.environ.items():
         near = _name_meant_by(name)
         if near is not None:
             why = f"nothing reads this name: probably {near} is meant"
@@ -183,13 +184,13 @@ def _lacks_at_most_one(words: list[str], known_words: list[str]) -> bool:
     return not added and missing.total() <= 1
 
 
-def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _no_caching(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     for name in NO_CACHING:
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         if value is None:
             continue
-        if setting.backend not in {"cuda", "hip"}:
-            why = f"this torch is built for {setting.backend}: nothing reads it"
+        if facts.backend not in {"cuda", "hip"}:
+            why = f"this torch is built for {facts.backend}: nothing reads it"
             yield EnvironmentFinding(
                 _CACHING_OFF, "useless", name, value, why, f"unset {name}"
             )
@@ -205,14 +206,14 @@ def _no_caching(setting: Setting) -> Iterator[EnvironmentFinding]:
         )
 
 
-def _blocking_launches(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _blocking_launches(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     for name in BLOCKING:
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         # 0, and nothing at all, is how one turns it off: that costs nobody anything.
         if value is None or re.fullmatch(r"\s*0*\s*", value, re.ASCII):
             continue
-        if setting.backend not in {"cuda", "hip"}:
-            why = f"this torch is built for {setting.backend}: nothing reads it"
+        if facts.backend not in {"cuda", "hip"}:
+            why = f"this torch is built for {facts.backend}: nothing reads it"
             yield EnvironmentFinding(
                 _BLOCKING_LAUNCHES, "useless", name, value, why, f"unset {name}"
             )
@@ -234,27 +235,27 @@ def _thread_or_malloc_finding(
     return EnvironmentFinding(_THREADS_AND_MALLOC, level, name, value, why, fix)
 
 
-def _thread_counts(setting: Setting) -> Iterator[EnvironmentFinding]:
-    yield from _openmp_threads(setting)
-    yield from _mkl_threads(setting)
-    yield from _openmp_limit(setting)
-    yield from _openmp_values(setting)
+def _thread_counts(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    yield from _openmp_threads(facts)
+    yield from _mkl_threads(facts)
+    yield from _openmp_limit(facts)
+    yield from _openmp_values(facts)
 
 
-def _openmp_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _openmp_threads(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     name = "OMP_NUM_THREADS"
-    value = setting.environ.get(name)
+    value = facts.environ.get(name)
     if value is None:
         return
     # One finding a variable, of what hides the others: a number that is not read, read
     # too late, or overruled, cannot be too high as well.
     count = openmp_threads(value)
-    mkl_count = _threads_of_mkl(setting)
+    mkl_count = _threads_of_mkl(facts)
     if count is None:
         why = "it is no number of threads: OpenMP reports it and takes its default"
-        fix = f"export {name}={setting.cpus or 1}"
+        fix = f"export {name}={facts.cpus or 1}"
         yield _thread_or_malloc_finding("ignored", name, value, why, fix)
-    elif setting.torch_imported and was_set_after_start(setting, name):
+    elif facts.torch_imported and was_set_after_start(facts, name):
         why = (
             "OpenMP reads it while it is loaded, before or with torch; it was set "
             "inside this process"
@@ -266,23 +267,23 @@ def _openmp_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
         yield _thread_or_malloc_finding(
             "ignored", name, value, why, "unset MKL_NUM_THREADS"
         )
-    elif mkl_count is None and setting.cpus is not None and count > setting.cpus:
-        yield _more_than_processors(setting, name, value)
+    elif mkl_count is None and facts.cpus is not None and count > facts.cpus:
+        yield _more_than_processors(facts, name, value)
 
 
-def _threads_of_mkl(setting: Setting) -> int | None:
+def _threads_of_mkl(facts: EnvironmentFacts) -> int | None:
     """Give the number of threads that MKL is told by a variable of its own."""
-    value = setting.environ.get("MKL_NUM_THREADS")
-    return None if value is None or not setting.has_mkl else mkl_threads(value)
+    value = facts.environ.get("MKL_NUM_THREADS")
+    return None if value is None or not facts.has_mkl else mkl_threads(value)
 
 
-def _mkl_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _mkl_threads(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     name = "MKL_NUM_THREADS"
-    value = setting.environ.get(name)
+    value = facts.environ.get(name)
     if value is None:
         return
-    fix = f"export {name}={setting.cpus or 1}"
-    if not setting.has_mkl:
+    fix = f"export {name}={facts.cpus or 1}"
+    if not facts.has_mkl:
         why = "this torch is built without MKL: nothing in it reads it"
         yield _thread_or_malloc_finding("useless", name, value, why)
         return
@@ -296,53 +297,53 @@ def _mkl_threads(setting: Setting) -> Iterator[EnvironmentFinding]:
             "takes as many threads as MKL (measured)"
         )
         yield _thread_or_malloc_finding("slow", name, value, why, fix)
-    elif setting.cpus is not None and count > setting.cpus:
-        yield _more_than_processors(setting, name, value)
+    elif facts.cpus is not None and count > facts.cpus:
+        yield _more_than_processors(facts, name, value)
 
 
 def _more_than_processors(
-    setting: Setting, name: str, value: str
+    facts: EnvironmentFacts, name: str, value: str
 ) -> EnvironmentFinding:
     """Say what more threads than processors do."""
-    fix = f"export {name}={setting.cpus}"
-    dynamic = setting.environ.get("MKL_DYNAMIC")
-    machine_cpus = setting.machine_cpus or setting.cpus
-    if setting.has_mkl and mkl_follows_processors(dynamic):
-        if machine_cpus != setting.cpus:
+    fix = f"export {name}={facts.cpus}"
+    dynamic = facts.environ.get("MKL_DYNAMIC")
+    machine_cpus = facts.machine_cpus or facts.cpus
+    if facts.has_mkl and mkl_follows_processors(dynamic):
+        if machine_cpus != facts.cpus:
             why = (
                 f"torch keeps to the {machine_cpus} processors of the machine, as MKL "
-                f"does (measured), and this process may use {setting.cpus} of them: "
+                f"does (measured), and this process may use {facts.cpus} of them: "
                 "threads wait for each other, in each worker of a loader too"
             )
             return _thread_or_malloc_finding("slow", name, value, why, fix)
         why = (
-            f"torch keeps to the {setting.cpus} processors of this process, as MKL "
+            f"torch keeps to the {facts.cpus} processors of this process, as MKL "
             "does (measured); other libraries may start all, which wait for each "
             "other"
         )
         return _thread_or_malloc_finding("useless", name, value, why, fix)
     why = (
-        f"this process has {setting.cpus} processors: threads wait for each "
+        f"this process has {facts.cpus} processors: threads wait for each "
         "other, in each worker of a loader too"
     )
     return _thread_or_malloc_finding("slow", name, value, why, fix)
 
 
-def _thread_binding(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _thread_binding(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     """Report variables that bind threads to processors, and those that are dropped."""
-    yield from _endless_affinity(setting)
-    if setting.openmp != "libgomp":
+    yield from _endless_affinity(facts)
+    if facts.openmp != "libgomp":
         # Other OpenMP libraries follow rules that were not measured.
         return
 
-    binding = setting.environ.get("OMP_PROC_BIND")
+    binding = facts.environ.get("OMP_PROC_BIND")
     is_bound = None if binding is None else openmp_binding(binding)
     if binding is not None and is_bound is None:
         why = "it is neither true, false, nor a list of master, close and spread"
         yield _dropped_by_openmp("OMP_PROC_BIND", binding, why)
 
-    usable = setting.cpu_ids or frozenset(range(setting.cpus or 1))
-    places_value = setting.environ.get("OMP_PLACES")
+    usable = facts.cpu_ids or frozenset(range(facts.cpus or 1))
+    places_value = facts.environ.get("OMP_PLACES")
     places = None if places_value is None else read_places(places_value, usable)
     if places_value is not None and places is None:
         why = (
@@ -354,7 +355,7 @@ def _thread_binding(setting: Setting) -> Iterator[EnvironmentFinding]:
     if is_bound is False:
         # Threads are not bound, whatever the places are.
         return
-    yield from _judge_affinity(setting, usable, has_places=places is not None)
+    yield from _judge_affinity(facts, usable, has_places=places is not None)
     if places_value is not None and places is not None and places.holds_back(usable):
         yield _binds_threads("OMP_PLACES", places_value)
     if binding is not None and is_bound and places is None:
@@ -363,10 +364,10 @@ def _thread_binding(setting: Setting) -> Iterator[EnvironmentFinding]:
 
 
 def _judge_affinity(
-    setting: Setting, usable: frozenset[int], *, has_places: bool
+    facts: EnvironmentFacts, usable: frozenset[int], *, has_places: bool
 ) -> Iterator[EnvironmentFinding]:
     name = "GOMP_CPU_AFFINITY"
-    value = setting.environ.get(name)
+    value = facts.environ.get(name)
     if value is None or hangs_libgomp(value):
         return
     places = read_affinity(value, usable)
@@ -394,10 +395,10 @@ def _binds_threads(name: str, value: str) -> EnvironmentFinding:
     return _thread_or_malloc_finding("slow", name, value, why, fix)
 
 
-def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _endless_affinity(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     name = "GOMP_CPU_AFFINITY"
-    value = setting.environ.get(name)
-    if value is not None and setting.platform == "linux" and hangs_libgomp(value):
+    value = facts.environ.get(name)
+    if value is not None and facts.platform == "linux" and hangs_libgomp(value):
         why = (
             "libgomp goes on reading what is no number for ever: `import torch` "
             "does not return (measured)"
@@ -406,19 +407,19 @@ def _endless_affinity(setting: Setting) -> Iterator[EnvironmentFinding]:
         yield replace(finding, prevents_import=True)
 
 
-def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _openmp_values(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     """Say which other variables of OpenMP are dropped, or are of another one."""
-    if setting.openmp != "libgomp":
+    if facts.openmp != "libgomp":
         return
     for name, form in OPENMP_FORMS.items():
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         if value is not None and not is_read_by_libgomp(name, value):
             why = f"it is not {form.description}"
             yield _dropped_by_openmp(name, value, why)
     # By the name's beginning: there are dozens of them, and none has an effect here.
-    for name in sorted(setting.environ):
-        value = setting.environ[name]
-        if name.startswith("KMP_") and not _is_set_by_sklearn(setting, name):
+    for name in sorted(facts.environ):
+        value = facts.environ[name]
+        if name.startswith("KMP_") and not _is_set_by_sklearn(facts, name):
             why = (
                 "only the OpenMP of Intel and LLVM reads it, and this torch brings "
                 "GNU's along (measured: nothing changes)"
@@ -426,21 +427,21 @@ def _openmp_values(setting: Setting) -> Iterator[EnvironmentFinding]:
             yield _thread_or_malloc_finding("useless", name, value, why)
 
 
-def _is_set_by_sklearn(setting: Setting, name: str) -> bool:
+def _is_set_by_sklearn(facts: EnvironmentFacts, name: str) -> bool:
     """Whether importing scikit-learn set a variable, and nobody asked for it."""
-    value = setting.environ[name]
-    return value == _SET_BY_SKLEARN.get(name) and was_set_after_start(setting, name)
+    value = facts.environ[name]
+    return value == _SET_BY_SKLEARN.get(name) and was_set_after_start(facts, name)
 
 
-def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
+def _openmp_limit(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
     """Say where fewer threads run than ``torch.get_num_threads()`` tells."""
     name = "OMP_THREAD_LIMIT"
-    value = setting.environ.get(name)
+    value = facts.environ.get(name)
     if value is None or not is_read_by_libgomp(name, value):
         return
     limit = int(value)
-    requested = openmp_threads(setting.environ.get("OMP_NUM_THREADS", ""))
-    threads = setting.cpus if requested is None else requested
+    requested = openmp_threads(facts.environ.get("OMP_NUM_THREADS", ""))
+    threads = facts.cpus if requested is None else requested
     if threads is not None and limit < threads:
         why = (
             f"at most {limit} threads run at a time, whatever torch.get_num_threads() "
@@ -449,36 +450,38 @@ def _openmp_limit(setting: Setting) -> Iterator[EnvironmentFinding]:
         yield _thread_or_malloc_finding("slow", name, value, why)
 
 
-def _malloc_settings(setting: Setting) -> Iterator[EnvironmentFinding]:
-    preloaded = setting.environ.get("LD_PRELOAD", "")
-    yield from _glibc_settings(setting, preloaded)
+def _malloc_settings(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
+    preloaded = facts.environ.get("LD_PRELOAD", "")
+    yield from _glibc_settings(facts, preloaded)
     for name, allocator in OTHER_ALLOCATORS.items():
-        if name in setting.environ and allocator not in preloaded:
-            value = setting.environ[name]
+        if name in facts.environ and allocator not in preloaded:
+            value = facts.environ[name]
             why = f"{allocator} reads it, and is not preloaded"
             fix = f"LD_PRELOAD=.../lib{allocator}.so {name}={value} python train.py"
             yield _thread_or_malloc_finding("useless", name, value, why, fix)
 
 
-def _glibc_settings(setting: Setting, preloaded: str) -> Iterator[EnvironmentFinding]:
+def _glibc_settings(
+    facts: EnvironmentFacts, preloaded: str
+) -> Iterator[EnvironmentFinding]:
     replaced = re.search(r"jemalloc|tcmalloc|mimalloc", preloaded)
-    tunables = setting.environ.get("GLIBC_TUNABLES", "")
+    tunables = facts.environ.get("GLIBC_TUNABLES", "")
     tunables_set = {
         tunable.name
         for tunable in split_tunables(tunables)
         if tunable.value is not None
     }
     for name in (*GLIBC_RANGES, "GLIBC_TUNABLES"):
-        value = setting.environ.get(name)
+        value = facts.environ.get(name)
         if value is None:
             continue
-        if setting.platform != "linux":
-            why = f"only glibc reads it, not {setting.platform}"
+        if facts.platform != "linux":
+            why = f"only glibc reads it, not {facts.platform}"
             yield _thread_or_malloc_finding("useless", name, value, why)
         elif replaced is not None:
             why = f"{replaced[0]} is preloaded and serves malloc: only glibc reads it"
             yield _thread_or_malloc_finding("useless", name, value, why)
-        elif was_set_after_start(setting, name):
+        elif was_set_after_start(facts, name):
             why = "glibc reads it when the process starts; it was set inside this one"
             fix = f"{name}={value} python train.py"
             yield _thread_or_malloc_finding("ignored", name, value, why, fix)

@@ -26,8 +26,8 @@ from loaderkit.budget.environment.allocator_settings import (
     MAX_RATIO,
     OLD_NAMES,
     UNIFIED,
+    EnvironmentFacts,
     EnvironmentFinding,
-    Setting,
     judge_environment,
     options_of,
     rank,
@@ -52,7 +52,7 @@ _OPENMP_LIBRARIES = ("libiomp5", "libomp", "libgomp")
 class Environment(HasCard):
     """The settings of this process, judged."""
 
-    setting: Setting
+    facts: EnvironmentFacts
     """What was read."""
     findings: list[EnvironmentFinding]
     """What does not do what it looks like, the worst first."""
@@ -72,7 +72,7 @@ class Environment(HasCard):
     def to_json(self) -> dict[str, Any]:
         """Give the findings as plain values."""
         findings = [asdict(finding) for finding in self.findings]
-        return {"findings": findings, "effective": self.setting.effective}
+        return {"findings": findings, "effective": self.facts.effective}
 
 
 @answer_wrong_names()
@@ -112,16 +112,14 @@ def check_environment(
     if ask_torch is not None:
         check_truth("ask_torch", ask_torch)
     check_truth("shares_device_tensors", shares_device_tensors)
-    setting = read_setting(
-        ask_torch=ask_torch, shares_device_tensors=shares_device_tensors
-    )
-    findings = [*judge_environment(setting), *judge_process_settings(setting)]
-    return Environment(setting, sorted(findings, key=rank))
+    facts = read_facts(ask_torch=ask_torch, shares_device_tensors=shares_device_tensors)
+    findings = [*judge_environment(facts), *judge_process_settings(facts)]
+    return Environment(facts, sorted(findings, key=rank))
 
 
-def read_setting(
+def read_facts(
     *, ask_torch: bool | None = None, shares_device_tensors: bool = False
-) -> Setting:
+) -> EnvironmentFacts:
     """Read variables, versions and what torch has in effect.
 
     Args:
@@ -135,7 +133,7 @@ def read_setting(
     # Asking makes torch read its settings for good: only where it has already.
     is_asked = _has_used_accelerator(torch) if ask_torch is None else ask_torch
     answer = _ask_torch(torch) if is_asked else _TorchAnswer()
-    return Setting(
+    return EnvironmentFacts(
         environ=dict(os.environ),
         torch_version=_torch_version(),
         backend=_current_backend(torch),
@@ -209,10 +207,10 @@ def configure_allocator(
 def _refuse_invalid(options: dict[str, str], fraction: float | None) -> None:
     """Refuse before anything is set what torch would refuse at its first use."""
     settings = _join_options(options)
-    setting = Setting(
+    facts = EnvironmentFacts(
         {UNIFIED: settings}, _torch_version(), _current_backend(None), sys.platform
     )
-    for finding in judge_environment(setting):
+    for finding in judge_environment(facts):
         if finding.level == "crash":
             message = f"{settings} would end the process."
             raise OptionError(message, why=finding.problem, fix=finding.fix)

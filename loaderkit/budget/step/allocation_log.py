@@ -28,7 +28,7 @@ End = Literal["low", "likely", "high"]
 """Which end of what is not known exactly."""
 
 
-class Bounds(NamedTuple):
+class UncertainBytes(NamedTuple):
     """Bytes that are not known exactly."""
 
     low: int
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
     high: int
 
     @classmethod
-    def exactly(cls, size: int) -> Bounds:
+    def exactly(cls, size: int) -> UncertainBytes:
         """Bytes that are."""
         return cls(size, size, size)
 
@@ -56,7 +56,7 @@ class Event(NamedTuple):
     ``corrections``."""
 
 
-class Mark(NamedTuple):
+class PhaseStart(NamedTuple):
     """A phase begins."""
 
     position: int
@@ -70,7 +70,7 @@ class Log:
 
     events: list[Event] = field(default_factory=list)
     """Storages that were made and freed, in their order."""
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[PhaseStart] = field(default_factory=list)
     """Where phases begin."""
     owners: dict[int, Part] = field(default_factory=dict)
     """What a storage is used for, where that is known when it is made."""
@@ -80,9 +80,9 @@ class Log:
     """By the name in ``modules``: file and line of the ``forward`` that calls it."""
     assumptions: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(what was assumed, operator) and how often."""
-    inside: dict[int, Bounds] = field(default_factory=dict)
+    inside: dict[int, UncertainBytes] = field(default_factory=dict)
     """What a kernel held inside, right after the event at this position."""
-    corrections: dict[int, Bounds] = field(default_factory=dict)
+    corrections: dict[int, UncertainBytes] = field(default_factory=dict)
     """What a storage takes more (or less) than its event says, by its number."""
     assumed_numbers: int = 0
     """Floats of unknown value that the step read, which are no counts."""
@@ -99,7 +99,7 @@ class Log:
     real_bytes: int = 0
     """Largest sum of real memory the tracking itself took."""
 
-    def holds_inside(self, position: int, more: Bounds) -> None:
+    def holds_inside(self, position: int, more: UncertainBytes) -> None:
         """Note what a kernel holds; of several at one position the highest counts.
 
         Args:
@@ -108,6 +108,6 @@ class Log:
         """
         before = self.inside.get(position)
         if before is not None:
-            more = Bounds(*map(max, zip(before, more, strict=True)))
+            more = UncertainBytes(*map(max, zip(before, more, strict=True)))
         if more.high:
             self.inside[position] = more

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.train_step import Step
 
 
-class _TooLargeError(Exception):
+class _BoundReachedError(Exception):
     """The next operator would exceed the bound."""
 
 
@@ -58,7 +58,7 @@ def runs_within(
         ):
             warnings.simplefilter("ignore")
             run_step(copies.model, copies.batch, copies.optimizer, step)
-    except _TooLargeError:
+    except _BoundReachedError:
         return False
     return True
 
@@ -86,7 +86,7 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view:
             more_bytes = _output_bytes(func, args, kwargs)
             if self._live_bytes + more_bytes > self._limit_bytes:
-                raise _TooLargeError
+                raise _BoundReachedError
         out = func(*args, **kwargs)
         for tensor in tensors_in(out):
             if has_one_storage(tensor):

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.cuda_autocast import NARROW_FLOATS, cast_to_autocast
 from loaderkit.budget.step.cuda_kernels import attention_workspace, copy_if_strided
 
@@ -74,7 +74,7 @@ def run_attention(
         # the fused kernel, T5 was not; an H100 has a kernel of cuDNN for heads that
         # share keys, other GPUs may not.  That keeps weights, dropped ones and a mask.
         weight_bytes = bias.numel() * bias.itemsize
-        tracker.note_uncertain(output, Bounds(0, 0, 3 * weight_bytes))
+        tracker.note_uncertain(output, UncertainBytes(0, 0, 3 * weight_bytes))
     return output
 
 

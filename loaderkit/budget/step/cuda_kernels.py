@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.call_arguments import rebuild_call
 from loaderkit.budget.step.kernel_calls import TensorSpec, operator_name
 from loaderkit.budget.step.reductions import Reduction, staging_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loaderkit.budget.step.kernel_calls import KernelCall
 
-_NOTHING = Bounds.exactly(0)
+_NOTHING = UncertainBytes.exactly(0)
 _LIBRARY_BYTES = 4 << 20
 """What a call of a library may take however small it is; chosen: cuSOLVER took 3 MiB
 for a matrix of 64 numbers, cuBLASLt 1 MiB for the first product of a thread."""
@@ -100,7 +100,7 @@ _MEAN = 1
 """torch's number of the reduction that losses have by default."""
 
 
-def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
+def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> UncertainBytes:
     """Say what a kernel takes while it runs.
 
     Args:
@@ -123,7 +123,7 @@ def inside_cuda_kernel(call: KernelCall, touched_bytes: int) -> Bounds:
         high = _TIMES_CONVOLVED * touched_bytes + _LIBRARY_BYTES
     elif name.startswith(_SORTS):
         high = _TIMES_SORTED * touched_bytes
-    return Bounds(0, 0, high)
+    return UncertainBytes(0, 0, high)
 
 
 def kept_by_cuda(call: KernelCall) -> int:
@@ -138,7 +138,7 @@ def kept_by_cuda(call: KernelCall) -> int:
     return call.tensors[0].nbytes if is_reduced else 0
 
 
-def _of_reduction(call: KernelCall) -> Bounds:
+def _of_reduction(call: KernelCall) -> UncertainBytes:
     args, kwargs = rebuild_call(call.leaves, call.structure)
     tensor = args[0]
     if not isinstance(tensor, TensorSpec):
@@ -190,27 +190,27 @@ def attention_workspace(groups: int, length: int, width: int) -> int:
     return blocks * (numbers * torch.float32.itemsize + _BLOCK_BYTES)
 
 
-def _of_attention(call: KernelCall) -> Bounds:
+def _of_attention(call: KernelCall) -> UncertainBytes:
     # Its operands are the gradient, queries, keys, values ...
     _, queries, *_ = call.tensors
     *groups, length, width = queries.shape
     workspace = attention_workspace(math.prod(groups), length, width)
-    return Bounds(0, workspace, 2 * workspace)
+    return UncertainBytes(0, workspace, 2 * workspace)
 
 
-def _of_softmax_backward(call: KernelCall) -> Bounds:
+def _of_softmax_backward(call: KernelCall) -> UncertainBytes:
     # The kernels begin with ``grad.contiguous()`` (``SoftMax.cu``).
     copied = _copied_bytes(call.tensors[0])
-    return Bounds(copied, copied, copied)
+    return UncertainBytes(copied, copied, copied)
 
 
-def _of_safe_softmax(call: KernelCall) -> Bounds:
+def _of_safe_softmax(call: KernelCall) -> UncertainBytes:
     """A softmax, and a byte for each number that says whether it is minus infinity.
 
     The output is made of both, with zeros for the rows where all are.
     """
     scores = call.tensors[0]
-    return Bounds.exactly(scores.nbytes + math.prod(scores.shape))
+    return UncertainBytes.exactly(scores.nbytes + math.prod(scores.shape))
 
 
 def copy_if_strided(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -238,12 +238,12 @@ def _copied_bytes(spec: TensorSpec) -> int:
     return 0
 
 
-def _of_soft_margin(call: KernelCall) -> Bounds:
+def _of_soft_margin(call: KernelCall) -> UncertainBytes:
     """Two steps of the formula beside the gradient."""
-    return Bounds.exactly(2 * call.tensors[1].nbytes)
+    return UncertainBytes.exactly(2 * call.tensors[1].nbytes)
 
 
-_RULES: dict[str | tuple[str, ...], Callable[[KernelCall], Bounds]] = {
+_RULES: dict[str | tuple[str, ...], Callable[[KernelCall], UncertainBytes]] = {
     (*_SUMS, *_POSITIONS, *_MOMENTS): _of_reduction,
     _COPIES_GRADIENT: _of_softmax_backward,
     _OF_ATTENTION: _of_attention,

@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.cuda_kernels import copy_if_strided
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ _RESERVE_BYTES = 256
 
 _WORKSPACE_OF_LAYER = 8 << 20
 """Of each layer and direction, forward and backward (measured)."""
-_WORKSPACE_OUTPUTS = Bounds(low=2, likely=20, high=26)
+_WORKSPACE_OUTPUTS = UncertainBytes(low=2, likely=20, high=26)
 """And so many times the output of one layer, by the algorithm that cuDNN chooses: 18 to
 25 were measured in small layers, 5 to 7 in layers of 512 numbers."""
 _WIDE = 256
 """Numbers of a state from which on a layer counts as wide; chosen between the two."""
-_WORKSPACE_OUTPUTS_OF_WIDE = Bounds(low=2, likely=7, high=26)
+_WORKSPACE_OUTPUTS_OF_WIDE = UncertainBytes(low=2, likely=7, high=26)
 _ASSUMPTION = "the workspace of cuDNN's algorithm"
 
 
@@ -149,7 +149,7 @@ class _RecurrentLayers(NamedTuple):
         return kept_bytes + dropped_bytes + _RESERVE_BYTES
 
     @property
-    def workspace_bytes(self) -> Bounds:
+    def workspace_bytes(self) -> UncertainBytes:
         """What the kernels take while they run, forward and backward."""
         fixed = _WORKSPACE_OF_LAYER * self.layers * self.directions
         is_wide = self.width >= _WIDE
@@ -157,7 +157,9 @@ class _RecurrentLayers(NamedTuple):
         output_bytes = self.output_numbers * self.directions * self.values.itemsize
         weights = sum(weight.numel() * weight.itemsize for weight in self.weights)
         low, likely, high = (times * output_bytes for times in outputs)
-        return Bounds(fixed // 2 + low, fixed + likely, 2 * fixed + high + 2 * weights)
+        return UncertainBytes(
+            fixed // 2 + low, fixed + likely, 2 * fixed + high + 2 * weights
+        )
 
 
 def _run_layers(layers: _RecurrentLayers, tracker: Tracker) -> tuple[Any, ...]:
@@ -227,7 +229,7 @@ def _make_workspace(
     """Make the workspace, and note how much less or more it may be."""
     low, likely, high = layers.workspace_bytes
     workspace = like.new_empty(likely, dtype=torch.uint8)
-    tracker.note_uncertain(workspace, Bounds(low - likely, 0, high - likely))
+    tracker.note_uncertain(workspace, UncertainBytes(low - likely, 0, high - likely))
     return workspace
 
 

@@ -53,7 +53,7 @@ from loaderkit.mistaken import (
     mistaken_for_tensors,
 )
 from loaderkit.nests import flatten_tensors
-from loaderkit.notebook import Bar, card, repr_in_a_line
+from loaderkit.notebook import ShareBar, card, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
@@ -181,7 +181,7 @@ class StepEstimate(HasPage):
             title,
             heads=("part", "bytes", "share of the peak"),
             rows=[
-                (name, format_bytes(size), Bar(size / max(self.peak, 1)))
+                (name, format_bytes(size), ShareBar(size / max(self.peak, 1)))
                 for name, size in self.parts.items()
             ],
             notes=[f"assumed: {assumption}" for assumption in self.assumptions],

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.train_step import Step
 
 
-class _Attention(NamedTuple):
+class _AttentionFunction(NamedTuple):
     func: Any
     names: tuple[str, ...]
     """Of its first arguments."""
@@ -38,12 +38,12 @@ class _Attention(NamedTuple):
 
 
 _ATTENTIONS = (
-    _Attention(
+    _AttentionFunction(
         functional.scaled_dot_product_attention,
         ("query", "key", "value", "attn_mask", "dropout_p"),
         ("attn_mask",),
     ),
-    _Attention(
+    _AttentionFunction(
         functional.multi_head_attention_forward,
         tuple(inspect.signature(functional.multi_head_attention_forward).parameters),
         ("attn_mask", "key_padding_mask", "need_weights"),

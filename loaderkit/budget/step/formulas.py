@@ -164,7 +164,7 @@ def _compare_backward_passes(calls: list[DifferentiatedCall]) -> list[Formula | 
     Returns:
         For each call its formula; None where no output of it has one.
     """
-    tries: list[_Try] = []
+    tries: list[_RepeatedBackward] = []
     # Looked up here, since it cannot be under a mode.
     references_alone()
     with (
@@ -192,7 +192,7 @@ def _compare_backward_passes(calls: list[DifferentiatedCall]) -> list[Formula | 
     return formulas
 
 
-class _Try(NamedTuple):
+class _RepeatedBackward(NamedTuple):
     """A small call whose backward pass was made twice."""
 
     call_number: int
@@ -203,7 +203,7 @@ class _Try(NamedTuple):
 
 def _backward_twice(
     differentiated: DifferentiatedCall, call_number: int, number: int
-) -> list[_Try]:
+) -> list[_RepeatedBackward]:
     """Make a call small, and its backward pass without a mode and under one.
 
     Args:
@@ -227,7 +227,7 @@ def _backward_twice(
             _run_backward_pass(calls[0], with_grad, 2 * number + 1, under_mode=True)
         except Exception:  # noqa: BLE001 -- values were invented
             continue
-        return [_Try(call_number, node)]
+        return [_RepeatedBackward(call_number, node)]
     return []
 
 

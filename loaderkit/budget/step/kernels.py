@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.autograd.profiler import record_function
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.call_arguments import rebuild_call, tensors_in
 from loaderkit.budget.step.kernel_calls import (
     OF_PIVOTS,
@@ -67,9 +67,9 @@ _MARKER = "loaderkit kernel "
 class Workspace:
     """What a kernel takes beside its operands and outputs.  Bytes."""
 
-    held: Bounds
+    held: UncertainBytes
     """At its highest, while it runs."""
-    output: Bounds | None
+    output: UncertainBytes | None
     """What its outputs take; None for what they were tracked with."""
     exact: bool
     """Whether it was measured at this size, or is proportional to what it touches in
@@ -151,7 +151,7 @@ class KernelProbe:
         for sized in calls:
             workspaces[sized] = None
             if sized.call.plain:
-                held = Bounds.exactly(sized.call.held_bytes)
+                held = UncertainBytes.exactly(sized.call.held_bytes)
                 workspaces[sized] = Workspace(held, None, exact=True)
             else:
                 unknown.append(sized)
@@ -265,7 +265,7 @@ def _join_masks(workspaces: list[Workspace]) -> Workspace:
     likely = max(workspace.held.likely for workspace in workspaces)
     high = max(workspace.held.high for workspace in workspaces)
     # The lower end is for masks that choose another share than these.
-    return Workspace(Bounds(0, likely, high), with_all.output, exact=False)
+    return Workspace(UncertainBytes(0, likely, high), with_all.output, exact=False)
 
 
 def _join_floats(workspaces: list[Workspace], more_by_norms: int) -> Workspace:
@@ -282,7 +282,7 @@ def _join_floats(workspaces: list[Workspace], more_by_norms: int) -> Workspace:
     low = min(workspace.held.low for workspace in workspaces)
     high = max(workspace.held.high for workspace in workspaces) + more_by_norms
     is_exact = low == high and all(workspace.exact for workspace in workspaces)
-    held = Bounds(low, as_they_come.held.likely, high)
+    held = UncertainBytes(low, as_they_come.held.likely, high)
     return Workspace(held, as_they_come.output, exact=is_exact)
 
 
@@ -528,7 +528,7 @@ def _workspace_of_whole(sized: SizedCall, memory: _CallMemory) -> Workspace:
     if values_decide_shapes(sized.call.func):
         # As many as were chosen when it was tracked, not as with an invented mask.
         retained += sum(sized.outputs) - sum(memory.outputs)
-    held, output = Bounds.exactly(memory.held), Bounds.exactly(retained)
+    held, output = UncertainBytes.exactly(memory.held), UncertainBytes.exactly(retained)
     return Workspace(held, output, exact=True)
 
 
@@ -545,7 +545,7 @@ def _scale_up(sized: SizedCall, measured: list[_CallMemory]) -> Workspace:
     held = None if call.opaque else table.scale_by_rule(held_amounts)
     if held is not None and outputs is not None:
         is_exact = outputs.low == outputs.high
-        return Workspace(Bounds.exactly(held), outputs, exact=is_exact)
+        return Workspace(UncertainBytes.exactly(held), outputs, exact=is_exact)
 
     extended = table.extend(held_amounts)
     if extended is not None and outputs is not None:
@@ -565,7 +565,7 @@ def _scale_up(sized: SizedCall, measured: list[_CallMemory]) -> Workspace:
     high = round(2 * max(shares) * table.operand_total) + thread_bytes
     if outputs is None:
         high += sum(table.sizes)
-    return Workspace(Bounds(0, likely, high), outputs, exact=False)
+    return Workspace(UncertainBytes(0, likely, high), outputs, exact=False)
 
 
 class _SizeTable(NamedTuple):
@@ -679,19 +679,19 @@ def _has_hidden_output(sized: SizedCall, memory: _CallMemory) -> bool:
 
 def _output_bounds(
     sized: SizedCall, measured: list[_CallMemory], table: _SizeTable
-) -> Bounds | None:
+) -> UncertainBytes | None:
     """Say what the outputs of a call take; None where nothing tells."""
     keeps_its_outputs = all(
         sum(memory.outputs) == memory.retained for memory in measured
     )
     is_hidden = any(_has_hidden_output(sized, memory) for memory in measured)
     if keeps_its_outputs and not is_hidden:
-        return Bounds.exactly(sum(sized.outputs))
+        return UncertainBytes.exactly(sum(sized.outputs))
 
     retained_amounts = [memory.retained for memory in measured]
     by_rule = table.scale_by_rule(retained_amounts)
     if by_rule is not None and not sized.call.opaque:
-        return Bounds.exactly(by_rule)
+        return UncertainBytes.exactly(by_rule)
     extended = table.extend(retained_amounts)
     return None if extended is None else _bounds_around(extended, *_OF_LINE)
 
@@ -707,9 +707,9 @@ _SAME_SHARE = 0.005
 """By how much shares may differ that are the same but for some numbers; chosen."""
 
 
-def _bounds_around(amount: int, lower: float, upper: float) -> Bounds:
+def _bounds_around(amount: int, lower: float, upper: float) -> UncertainBytes:
     """Give an interval around what was scaled up."""
-    return Bounds(round(lower * amount), amount, round(upper * amount))
+    return UncertainBytes(round(lower * amount), amount, round(upper * amount))
 
 
 def _extend_line(totals: list[int], amounts: list[int], total: int) -> int | None:

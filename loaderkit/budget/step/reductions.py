@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 
 _THREADS = 512
 """Of a block, at most."""
@@ -27,7 +27,7 @@ _LONG_ROW = 128
 _VECTOR = 4
 """Values that are read, or outputs that are made, at a time."""
 
-MULTIPROCESSORS = Bounds(low=20, likely=132, high=192)
+MULTIPROCESSORS = UncertainBytes(low=20, likely=132, high=192)
 """Of a GPU: small ones, an H100, and more than any has."""
 
 
@@ -43,7 +43,7 @@ class Reduction(NamedTuple):
     """Of what is added up for one output; 16 where its position is kept beside it."""
 
 
-def staging_bytes(reduction: Reduction) -> Bounds:
+def staging_bytes(reduction: Reduction) -> UncertainBytes:
     """Compute the buffer that blocks of threads write to.
 
     Args:
@@ -58,7 +58,7 @@ def staging_bytes(reduction: Reduction) -> Bounds:
     138412032
     """
     sizes = [_staging_bytes(reduction, count) for count in MULTIPROCESSORS]
-    return Bounds(min(sizes), sizes[1], max(sizes))
+    return UncertainBytes(min(sizes), sizes[1], max(sizes))
 
 
 class _Axis(NamedTuple):

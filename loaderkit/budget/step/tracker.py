@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.accumulation import RunningNode, node_name, reused_operand
-from loaderkit.budget.step.allocation_log import Bounds, Event, Mark
+from loaderkit.budget.step.allocation_log import Event, PhaseStart, UncertainBytes
 from loaderkit.budget.step.assumed_scalars import MOST, Assumed, AssumedScalars
 from loaderkit.budget.step.call_arguments import (
     arguments_by_name,
@@ -174,7 +174,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if phase == "zero_grad":
             self._sparse_bytes_of_step = 0
             self._checkpoints_of_step = 0
-        self.log.marks.append(Mark(len(self.log.events), phase))
+        self.log.marks.append(PhaseStart(len(self.log.events), phase))
 
     def note_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Note whose optimizer it is, before it makes its first update.
@@ -218,7 +218,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.log.checkpoints = most
         self._is_computing_again = True
 
-    def note_uncertain(self, tensor: torch.Tensor, more: Bounds) -> None:
+    def note_uncertain(self, tensor: torch.Tensor, more: UncertainBytes) -> None:
         """Note how much less or more than its size a storage may take."""
         storage = self.live.get(tensor.untyped_storage()._cdata)
         if storage is not None:
@@ -422,7 +422,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         position = max(len(self.log.events) - 1, 0)
         self.sparse.release_replaced()
         if self._held_bytes:
-            self.log.holds_inside(position, Bounds.exactly(self._held_bytes))
+            self.log.holds_inside(position, UncertainBytes.exactly(self._held_bytes))
         if operands and not _is_view(func, operands):
             call = call_of(func, args, kwargs, describe_sparse=self.sparse.spec_of)
             self._note_call(func, call, position, operands, outputs, numbers)

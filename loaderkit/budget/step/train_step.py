@@ -147,7 +147,7 @@ class Step:
     checkpoint: bool = False
     """Whether repeated blocks compute their activations again."""
 
-    def but(self, **changes: Any) -> Step:
+    def replace(self, **changes: Any) -> Step:
         """Give the step with something changed."""
         return replace(self, **changes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from loaderkit.budget.step.allocation_log import Bounds
+from loaderkit.budget.step.allocation_log import UncertainBytes
 from loaderkit.budget.step.cuda_kernels import inside_cuda_kernel, kept_by_cuda
 from loaderkit.budget.step.formulas import (
     FORMULAS,
@@ -44,7 +44,7 @@ take more at one place; chosen: one buffer of four."""
 _SHARE_BY_SIZE = 1.5
 """How many times as much more a formula may take in other proportions of the sizes than
 in the small call that was made; chosen: two buffers where another has three."""
-_NOTHING = Bounds.exactly(0)
+_NOTHING = UncertainBytes.exactly(0)
 
 
 _ELEMENT_BY_ELEMENT = frozenset({"prims::add", "prims::mul", "prims::sub"})
@@ -101,8 +101,8 @@ def _add_measured(tracked: TrackedCall, workspace: Workspace, log: Log) -> None:
     output = workspace.output
     if output is None or not tracked.fake or not tracked.numbers:
         return
-    if output != Bounds.exactly(tracked.made_bytes):
-        more = Bounds(*(end - tracked.made_bytes for end in output))
+    if output != UncertainBytes.exactly(tracked.made_bytes):
+        more = UncertainBytes(*(end - tracked.made_bytes for end in output))
         log.corrections.setdefault(_storage_to_correct(tracked, log), more)
 
 
@@ -121,18 +121,18 @@ def _add_unmeasured(
         high = _OPAQUE_FACTOR * tracked.touched_bytes
     if workspace is not None:
         high = max(high, workspace.held.high)
-    log.holds_inside(tracked.position, Bounds(0, 0, high))
+    log.holds_inside(tracked.position, UncertainBytes(0, 0, high))
     if tracked.name.startswith("prims::"):
         # Parts of an operator that torch takes apart for fakes, and may not otherwise.
         for number in tracked.numbers:
             size = log.events[number].change
-            log.corrections.setdefault(number, Bounds(-size, 0, 0))
+            log.corrections.setdefault(number, UncertainBytes(-size, 0, 0))
 
     is_recurrent = any(word in tracked.name for word in _RECURRENT)
     if is_recurrent and tracked.numbers:
         kept_bytes = _RECURRENT_BYTES * max(tracked.outputs, default=0)
         number = _storage_to_correct(tracked, log)
-        log.corrections[number] = Bounds(0, 0, kept_bytes)
+        log.corrections[number] = UncertainBytes(0, 0, kept_bytes)
 
 
 def _add_of_cuda(tracked: TrackedCall, log: Log) -> None:
@@ -144,7 +144,7 @@ def _add_of_cuda(tracked: TrackedCall, log: Log) -> None:
     kept_bytes = kept_by_cuda(tracked.call)
     if kept_bytes and tracked.numbers:
         number = _storage_to_correct(tracked, log)
-        log.corrections.setdefault(number, Bounds(0, kept_bytes, kept_bytes))
+        log.corrections.setdefault(number, UncertainBytes(0, kept_bytes, kept_bytes))
 
 
 def _storage_to_correct(tracked: TrackedCall, log: Log) -> int:
@@ -198,7 +198,7 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
             likely = 0
             if _is_freed_before(end, number, log):
                 likely = round((likely_share - 1) * size)
-            log.corrections[number] = Bounds(-size, likely, high)
+            log.corrections[number] = UncertainBytes(-size, likely, high)
 
 
 def _is_freed_before(end: int, number: int, log: Log) -> bool:
@@ -262,6 +262,6 @@ def _raise_highest(numbers: list[int], times: float, log: Log) -> None:
             highest, position = live + inside.likely, here
     more = round((times - 1) * highest)
     inside = log.inside.get(position, _NOTHING)
-    log.inside[position] = Bounds(
+    log.inside[position] = UncertainBytes(
         inside.low, inside.likely + more, inside.high + round(_SHARE_BY_SIZE * more)
     )
