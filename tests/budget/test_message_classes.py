@@ -108,8 +108,139 @@ CLASSES = {
         (" the heap", " the memory pool", " its arena"),
         (" any further", " by 4096 bytes", ": Cannot allocate memory"),
     ),
+    "no piece that is large enough": _joined(
+        ("panicked at pool.rs:156: ", "RuntimeError: ", "error: "),
+        ("no memory pool", "no free block", "no contiguous region", "no heap"),
+        (" big enough", " large enough"),
+        (" to reserve 262144000 bytes", " to hold 4096 bytes of memory"),
+    ),
+    "no room in what holds memory": _joined(
+        ("AssertionError: ", "fatal: "),
+        ("insufficient space in ", "not enough room in ", "no more space in "),
+        ("device allocation", "the scratch buffer", "the tensor arena", "GPU memory"),
+    ),
+    "a store that is full": _joined(
+        ("PlasmaStoreFull: ", "ObjectStoreFullError: "),
+        ("object", "the object", "the batch"),
+        (" does not fit in ", " did not fit into ", " cannot fit in "),
+        ("the plasma store", "the object store"),
+    ),
+    "a program in the first person": _joined(
+        ("thread 1 panic: ", "fatal: ", "Assertion error: "),
+        ("we ran out of ", "We have run out of "),
+        ("memory", "scratch memory", "GPU memory", "video memory"),
+        (".", "!!!"),
+    ),
+    "what a program did meanwhile": _joined(
+        ("RuntimeError: CUDA out of memory", "fatal: GPU out of memory"),
+        (" while ",),
+        ("loading", "allocating", "rendering", "compiling", "decoding"),
+        (" the model", " a tile buffer for frame 1047", " weights", " shader 3."),
+    ),
+    "what a driver has encountered": _joined(
+        ("The NVIDIA OpenGL driver ", "This application ", "The Acme plugin "),
+        ("has encountered ", "encountered ", "has reported ", "failed with "),
+        ("an out of memory error.", "an out of memory error. It may fail."),
+    ),
+    "what the kernel's allocators could not give": _joined(
+        ("[drm:vc4_bo_create] *ERROR* ", "[drm] *ERROR* ", "kernel: error: "),
+        (
+            "Failed to allocate from CMA:",
+            "Could not allocate from GTT",
+        ),
+    ),
+    "an assertion in stars": _joined(
+        ("*** Assertion failure in -[Wave read:], ", "*** ERROR *** "),
+        ("Could not allocate memory for the buffer", "out of memory"),
+    ),
+    "what something failed to do, in words of advice": _joined(
+        ("Failed to ", "Unable to ", "Error: cannot "),
+        ("set device: ", "prevent eviction: ", "reduce the tensor: "),
+        ("CUDA error at pool.cc:41: ",),
+        ("out of memory", "failed to allocate device memory"),
+    ),
 }
 MIRRORS = {
+    "an arm of a choice": _joined(
+        ("Err(", "case e: ", "catch "),
+        ("OutOfMemoryError", "AllocError::OutOfMemory", "CUDA_ERROR_OUT_OF_MEMORY"),
+        (" => {\n    return retry();\n}", " => retry(),", ") => None,"),
+    ),
+    "a tuple of classes": _joined(
+        ("OOM_ERRORS = ", "RETRY_ON = "),
+        ("(torch.cuda.OutOfMemoryError, MemoryError)", "[MemoryError, OSError]"),
+        ("", "\nMIN_BATCH = 1"),
+    ),
+    "a constant with a text": _joined(
+        ("KILLED = (\n    ", "const LOW = [\n    ", "MESSAGE = {\n    "),
+        (
+            '"This job was killed because it used more memory than allowed."',
+            'b"CUDA out of memory while loading"',
+        ),
+        ("\n)", "\n]"),
+    ),
+    "bytes that a test writes": _joined(
+        ("    stdout.write(", "log.add("),
+        ('b"RuntimeError: CUDA out of memory"', "u'MemoryError: std::bad_alloc'"),
+        (")",),
+    ),
+    "a table of codes": _joined(
+        ('    139: "Segmentation fault",\n    ',),
+        ("137: ", "-9: "),
+        ('"Out of memory (process was killed by the OOM killer).",',),
+    ),
+    "a line of a change": _joined(
+        ("+            # ", "-    // "),
+        ("Not enough memory available", "CUDA out of memory"),
+        ("! Please increase the limit.", ""),
+    ),
+    "a title of a guide": _joined(
+        ("CUDA out of memory", "Kubernetes OOMKilled (Exit Code 137)", "MemoryError"),
+        (": ",),
+        ("causes and fixes", "what it means", "how to fix it", "the complete guide"),
+    ),
+    "a heading": _joined(
+        ("", "## ", "* "),
+        ("Running out of memory", "Running out of GPU memory"),
+        ("", "\n\nWith large meshes this can happen."),
+    ),
+    "an entry below its heading": _joined(
+        ("### OOMKilled\n\n", '## "killed"\n\n', "### Out of memory\n\n"),
+        ("The container was killed because it used too much memory.",),
+        ("\n\nCommands:", ""),
+    ),
+    "a list of causes": _joined(
+        ("Common issues: ", "Typical causes: ", "Known problems:\n"),
+        ("- Insufficient GPU memory", "- out of memory"),
+        ("\n- Missing dependencies",),
+    ),
+    "another reason": _joined(
+        ("The resource was lost for a reason other than ", "It failed, apart from "),
+        ("running out of memory.", "out of memory."),
+    ),
+    "a program that does without": _joined(
+        ("Not enough free memory for a merge", "insufficient GPU memory"),
+        (
+            " -> skip the merge",
+            ". Therefore it is loaded into RAM.",
+            "! Clearing caches",
+            ". Waiting for others",
+        ),
+    ),
+    "what was caught": _joined(
+        ("PASS: 3 std::bad_alloc ", "MemoryError "),
+        ("caught and recovered", "handled and ignored"),
+    ),
+    "what is to be found out": _joined(
+        ("Review the logs to ",),
+        ("determine which", "find out why the", "see whether the"),
+        (" process was killed by the OOM killer.", " job ran out of memory."),
+    ),
+    "what causes such things": _joined(
+        ("Problems like this are ", "Such crashes are usually "),
+        ("caused by ", "triggered by "),
+        ("insufficient RAM.", "running out of GPU memory."),
+    ),
     "no memory in other senses": _joined(
         CALLS, (" needs no memory", " takes no memory", " failed: no such file")
     ),
@@ -249,6 +380,48 @@ def test_what_memory_is_left_for_was_requested(rest, aim):
     message = read_message(f"Error: not enough memory {rest}{aim} 64 MiB")
 
     assert message.requested == 64 << 20
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "mmap(NULL, {}, PROT_READ)",
+        "cudaMalloc(&buffer, {})",
+        "os::commit_memory(0x0000000090000000, {}, 0)",
+        "posix_memalign(&p, 64, {})",
+        "aligned_alloc(64, {})",
+        "zeMemAllocDevice(ctx, {}, 64, dev)",
+    ],
+)
+def test_what_a_call_was_given_was_requested(call):
+    asked = 117_440_512
+    for reason in ("out of memory", "Cannot allocate memory"):
+        text = f"fatal: {call.format(asked)} failed: {reason}"
+        assert read_message(text).requested == asked, text
+
+
+def test_a_call_beside_a_full_page_file_is_read():
+    text = (
+        "commit_memory(0x90000000, 117440512, 0) failed; error='The paging file is too "
+        "small for this operation to complete' (errno=1455)"
+    )
+
+    message = read_message(text)
+
+    assert (message.kind, message.requested, message.errno) == (
+        "pagefile",
+        117_440_512,
+        1455,
+    )
+
+
+@pytest.mark.parametrize("lack", ["not enough free memory", "insufficient memory"])
+def test_needs_and_has_are_told_apart(lack):
+    text = f"FATAL: rank 3: {lack} to resume (needs 41.0 GB, has 12.5 GB)"
+
+    message = read_message(text)
+
+    assert (message.requested, message.free) == (41 << 30, 25 << 29)
 
 
 CATALOGUES = sorted(Path("/usr/share/locale").glob("*/LC_MESSAGES/libc.mo"))

@@ -60,8 +60,12 @@ _ENUMERATED = compile_words(
 """Two amounts of which only the first says its unit: "0 bytes free, 48 requested"."""
 _ARGUMENT = compile_words(
     r"\b(?:\w{0,20}alloc|mmap)\((?:[A-Z_|]{1,60}, ?)?(?P<argument>\d{1,20})\)"
+    r"|\b\w{0,20}(?:m(?:re)?map|alloc|memalign|commit|reserve)\w{0,20}"
+    r"\((?:(?!\d{4})[^(),\n]{1,40}, ?){0,3}"
+    r"(?P<argument_of_several>\d{4,20})(?=, ?[\w(]|\))"
 )
-"""What a function that allocates was called with."""
+"""What a function that allocates was called with: its only argument, or the first long
+number beside addresses and flags."""
 _DESCRIBED = compile_words(
     r"(?<![\w.,])(?P<described>\d[\d.,]{0,24}) "
     r"(?P<adjective>free|available|unused|used|allocated) "
@@ -287,8 +291,8 @@ def _amounts_of(match: re.Match[str], text: str, previous_end: int) -> Iterator[
         label = text[match.start() : match.start(name)]
         size = parse_size(groups[name])
         yield Amount(_role_of_amount(label, ""), size, match.start(), words)
-    elif groups.get("argument") is not None:
-        size = parse_size(groups["argument"])
+    elif groups.get("argument") or groups.get("argument_of_several"):
+        size = parse_size(groups["argument"] or groups["argument_of_several"])
         yield Amount("requested", size, match.start(), words)
     elif groups.get("described") is not None:
         size = parse_size(f"{groups['described']} {groups['described_unit']}")

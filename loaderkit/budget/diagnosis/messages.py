@@ -94,7 +94,7 @@ _READ_ROLES: dict[str, frozenset[str]] = {
     ),
     "shm": frozenset({"requested", "free"}),
     **dict.fromkeys(
-        ("map_count", "pinned", "comm_oom", "library_alloc", "masked_oom"),
+        ("map_count", "pinned", "pagefile", "comm_oom", "library_alloc", "masked_oom"),
         frozenset({"requested"}),
     ),
 }
@@ -366,6 +366,11 @@ def _read_pattern_match(
         if behind < end:
             stated += statements_behind(text, behind, end)
         message = _with_amounts(message, stated)
+        if wording.kind == "pagefile" and message.requested is None:
+            # A call and its arguments stand before the words of Windows.
+            line = text.rfind("\n", max(0, match.start() - _NEARBY), match.start()) + 1
+            before = _with_amounts(message, text[line : match.start()])
+            message = replace(message, requested=before.requested)
     if message.is_oom is True:
         line_end = text.find("\n", match.end())
         if line_end < 0:

@@ -286,7 +286,7 @@ _ALLOCATION_FAILED = re.compile(r"alloc(?:ation)?[\s_]+(?:fail|error)", re.IGNOR
 _MEMORY = compile_words(
     r"mem(?:ory|s)?\b|\bv?ram\b|\bhbm|heap|bytes|swap space|huge ?pages"
     r"|metaspace|perm ?gen\b|code ?cache|garbage collect"
-    r"|(?:global|local|trail|control|data|java) stack"
+    r"|(?:global|local|trail|control|data|java) stack|(?:object|plasma) store"
 )
 _WARNED = re.compile(r"\bwarn(?:ing)?\b", re.IGNORECASE)
 _WARNING_LEVEL = compile_words(r"\bwarning (?:threshold|level|limit)\b")

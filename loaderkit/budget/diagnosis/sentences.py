@@ -28,7 +28,8 @@ SENTENCE_END = re.compile(
     r"|;\s(?=(?-i:[A-Z])[a-z]{2,20}(?: [a-z]{1,20}){1,4}: )"
 )
 MEMORY_WORD = re.compile(
-    r"mem(?:ory|s)?\b|memory|memalign|\b(?:[mc]|re)alloc\b|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena",
+    r"mem(?:ory|s)?\b|memory|memalign|\b(?:[mc]|re)alloc\b|\bv?ram\b|\bhbm\b|heap|\bbytes?\b|buffer|tensor|arena"
+    r"|\b(?-i:CMA|GTT)\b",
     re.IGNORECASE,
 )
 
