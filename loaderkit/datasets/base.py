@@ -48,6 +48,7 @@ from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.datasets.ragged import (
     PadValue,
+    RaggedLayout,
     check_pad_value,
     fill_padding,
     layout_names,
@@ -159,7 +160,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         cache: str | os.PathLike[str] | RemoteCache | None = None,
         *,
         transform: Callable[[Any], Any] | None = None,
-        ragged: str = "padded",
+        ragged: RaggedLayout = "padded",
         pad_value: PadValue = 0,
         packing: PackOptions | None = None,
         classes: Iterable[type] = (),

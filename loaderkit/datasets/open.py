@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from loaderkit.arguments import (
     check_cache_path,
@@ -21,14 +21,22 @@ from loaderkit.datasets.safe import dataset_over
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from typing_extensions import Unpack
 
     from loaderkit.cache.shards import Checksums
+    from loaderkit.datasets.ragged import PadValue, RaggedLayout
     from loaderkit.datasets.safe import SafeDataset
 
 
-_OPTIONS_OF_KINDS = ("follow_batch", "exclude_keys", "ragged", "pad_value")
-"""What a dataset of graphs takes, or one of other samples."""
+class BatchKeywords(TypedDict, total=False):
+    """How graphs are joined, and how samples of other kinds are."""
+
+    follow_batch: Collection[str]
+    exclude_keys: Collection[str]
+    ragged: RaggedLayout
+    pad_value: PadValue
 
 
 @suggest_keywords
@@ -42,7 +50,7 @@ def open_cache(
     storage_options: Mapping[str, Any] | None = None,
     mirror: str | os.PathLike[str] | None = None,
     mirror_bytes: int | str | None = None,
-    **options: Any,
+    **options: Unpack[BatchKeywords],
 ) -> SafeDataset[Any]:
     """Open a cache that was packed before.
 
@@ -74,16 +82,12 @@ def open_cache(
         ValueError: An option is none of its words.
     """
     check_choice("unknown_classes", unknown_classes, ("refuse", "plain"))
-    unknown = [name for name in options if name not in _OPTIONS_OF_KINDS]
-    if unknown:
-        caller, parameters = "open_cache", inspect.signature(open_cache).parameters
-        own = [name for name in parameters if name != "options"]
-        raise refuse_keyword(
-            caller,
-            unknown[0],
-            [*own, *_OPTIONS_OF_KINDS],
-            value=options[unknown[0]],
-        )
+    names_of_kinds = BatchKeywords.__annotations__
+    for name, value in options.items():
+        if name not in names_of_kinds:
+            caller, parameters = "open_cache", inspect.signature(open_cache).parameters
+            own = [parameter for parameter in parameters if parameter != "options"]
+            raise refuse_keyword(caller, name, [*own, *names_of_kinds], value=value)
     if not isinstance(path, RemoteCache):
         check_cache_path(path)
     known, plain = check_classes(classes), unknown_classes == "plain"

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     Path: TypeAlias = tuple[Any, ...]
     """The keys, names of attributes and numbers that lead to a field of a sample."""
 
+RaggedLayout: TypeAlias = Literal["padded", "packed", "jagged"]
+"""The names of ``layout_names``, for type checkers."""
 Number: TypeAlias = int | float | bool
 PadValue: TypeAlias = Number | Mapping[str, Number]
 """What stands behind a sample's end in padded batches: of all fields, or by the name or
@@ -80,124 +82,167 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     As those of a tuple, ``batch["x"] * 2`` would be a tuple of six tensors, and
     ``batch["x"] == 0`` False.
     """
-
-    def refuse(self: Any, template: str) -> OptionError:
-        name = type(self).__name__
-        shown = template.format(name.lower())
-        message = f"{name} is no tensor to compute with: {shown}."
-        why = f"it holds {', '.join(self._fields)}, and only values are the samples'"
-        values = f"{name.lower()}.values"
-        reductions = {f"torch.{reduction}({{0}})" for reduction in REDUCTIONS}
-        # What stands behind the ends of samples belongs to none of them.
-        if template in reductions and "mask" in self._fields:
-            values += f"[{name.lower()}.mask]"
-        fix = template.format(values)
-        return OptionError(message, why=why, fix=fix)
-
-    def refuse_operator(method: str, symbol: str) -> None:
-        def operate(self: Any, other: object) -> Any:
-            raise refuse(self, f"{{}} {symbol} {_shown_operand(other)}")
-
-        def operate_reflected(self: Any, other: object) -> Any:
-            raise refuse(self, f"{_shown_operand(other)} {symbol} {{}}")
-
-        setattr(cls, f"__{method}__", operate)
-        if method not in COMPARISONS:  # whose reflections are each other
-            setattr(cls, f"__r{method}__", operate_reflected)
-
-    def refuse_sign(method: str, symbol: str) -> None:
-        def operate(self: Any) -> Any:
-            raise refuse(self, symbol + ("({})" if symbol == "abs" else "{}"))
-
-        setattr(cls, f"__{method}__", operate)
-
-    def equals(self: Any, other: object) -> Any:
-        if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
-            raise refuse(self, f"{{}} == {_shown_operand(other)}")
-        if _has_other_parts(self, other):
-            raise refuse_comparison(self, "==")
-        return tuple.__eq__(self, other)
-
-    def differs(self: Any, other: object) -> Any:
-        if isinstance(other, int | float | complex | torch.Tensor | np.ndarray):
-            raise refuse(self, f"{{}} != {_shown_operand(other)}")
-        if _has_other_parts(self, other):
-            raise refuse_comparison(self, "!=")
-        return tuple.__ne__(self, other)
-
-    def refuse_comparison(self: Any, symbol: str) -> OptionError:
-        name = type(self).__name__.lower()
-        message = f"{type(self).__name__} is no tensor to compare: {name} {symbol} "
-        message += "other."
-        why = f"it holds {', '.join(self._fields)}, which are compared item by item"
-        fix = "not " if symbol == "!=" else ""
-        fix += f"torch.equal({name}.values, other.values)"
-        return OptionError(message, why=why, fix=fix)
-
-    def count(self: Any, item: object) -> int:
-        raise refuse(self, f"({{}} == {_shown_operand(item)}).sum()")
-
-    def index(self: Any, item: object, *_: int) -> int:
-        raise refuse(self, f"({{}} == {_shown_operand(item)}).nonzero()")
-
-    def get_item(self: Any, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple.__getitem__(self, index)
-        # A tensor of one number has an __index__ too, and is meant for the samples.
-        if hasattr(index, "__index__") and not isinstance(index, torch.Tensor):
-            check_part(self, int(operator.index(index)))
-            return tuple.__getitem__(self, index)
-
-        indices = index if type(index) is tuple else (index,)
-        shown = ", ".join(map(_shown_index, indices))
-        refusal = refuse(self, f"{{}}[{shown}]")
-        if isinstance(index, str) and index in self._fields:
-            name = type(self).__name__.lower()
-            raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
-        raise refusal
-
-    def check_part(self: Any, index: int) -> None:
-        if -len(self) <= index < len(self):
-            return
-        name = type(self).__name__
-        message = f"{name} has no part {index}: {name.lower()}[{index}]."
-        why = f"it is a tuple of {', '.join(self._fields)}, and not of the samples"
-        fix = f"{name.lower()}.to_list()[{index}]"
-        raise NoSuchRowError(message, why=why, fix=fix)
-
-    def contains(self: Any, item: object) -> bool:
-        if isinstance(item, int | float | complex | torch.Tensor | np.ndarray):
-            raise refuse(self, f"{_shown_operand(item)} in {{}}")
-        return tuple.__contains__(self, item)
-
-    setattr(cls, "__contains__", contains)  # noqa: B010
-    setattr(cls, "__getitem__", get_item)  # noqa: B010
-    setattr(cls, "count", count)  # noqa: B010
-    setattr(cls, "index", index)  # noqa: B010
     for method, symbol in (ARITHMETIC | COMPARISONS).items():
-        refuse_operator(method, symbol)
+        _refuse_operator(cls, method, symbol)
     for method, symbol in _SIGNS.items():
-        refuse_sign(method, symbol)
-    for method, function in (("eq", equals), ("ne", differs)):
-        setattr(cls, f"__{method}__", function)
-    # numpy would take it for three arrays of numbers; so it asks for __radd__ here.
-    setattr(cls, "__array_ufunc__", None)  # noqa: B010
-
-    def torch_function(
-        _: type[T], function: object, __: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        batch, shown = _shown_call(function, cls, args, kwargs or {})
-        raise refuse(batch, shown)
-
-    def array(self: Any, *_: Any, **__: Any) -> Any:
-        raise refuse(self, "numpy.asarray({})")
-
-    # torch asks here before it computes with what is no tensor, numpy before it makes
-    # an array of it.
-    setattr(cls, "__torch_function__", classmethod(torch_function))  # noqa: B010
-    setattr(cls, "__array__", array)  # noqa: B010
+        _refuse_sign(cls, method, symbol)
+    for method, answer in _ANSWERS_OF_A_TUPLE.items():
+        setattr(cls, method, answer)
+    for name, value in _ASKED_BY_LIBRARIES.items():
+        setattr(cls, name, value)
     setattr(cls, "__hash__", tuple.__hash__)  # noqa: B010 -- __eq__ would take it away
     return cls
+
+
+def _refusal(batch: Any, template: str) -> OptionError:
+    """Say that a batch is no tensor, with the same expression of its values.
+
+    Args:
+        batch: What was computed with.
+        template: The expression, with ``{}`` where the batch stands.
+    """
+    name = type(batch).__name__
+    shown = template.format(name.lower())
+    message = f"{name} is no tensor to compute with: {shown}."
+    why = f"it holds {', '.join(batch._fields)}, and only values are the samples'"
+    values = f"{name.lower()}.values"
+    reductions = {f"torch.{reduction}({{0}})" for reduction in REDUCTIONS}
+    # What stands behind the ends of samples belongs to none of them.
+    if template in reductions and "mask" in batch._fields:
+        values += f"[{name.lower()}.mask]"
+    fix = template.format(values)
+    return OptionError(message, why=why, fix=fix)
+
+
+def _refuse_operator(cls: type, method: str, symbol: str) -> None:
+    """Give a class an operator that raises, and its reflection."""
+
+    def operate(self: Any, other: object) -> Any:
+        raise _refusal(self, f"{{}} {symbol} {_shown_operand(other)}")
+
+    def operate_reflected(self: Any, other: object) -> Any:
+        raise _refusal(self, f"{_shown_operand(other)} {symbol} {{}}")
+
+    setattr(cls, f"__{method}__", operate)
+    if method not in COMPARISONS:  # whose reflections are each other
+        setattr(cls, f"__r{method}__", operate_reflected)
+
+
+def _refuse_sign(cls: type, method: str, symbol: str) -> None:
+    template = "abs({})" if symbol == "abs" else symbol + "{}"
+
+    def operate(self: Any) -> Any:
+        raise _refusal(self, template)
+
+    setattr(cls, f"__{method}__", operate)
+
+
+def _equals(self: Any, other: object) -> Any:
+    _check_comparable(self, "==", other)
+    return tuple.__eq__(self, other)
+
+
+def _differs(self: Any, other: object) -> Any:
+    _check_comparable(self, "!=", other)
+    return tuple.__ne__(self, other)
+
+
+def _check_comparable(batch: Any, symbol: str, other: object) -> None:
+    """Refuse to compare with numbers, and with a batch of other tensors.
+
+    Raises:
+        OptionError: The comparison is meant for the values.
+    """
+    if _is_numeric(other):
+        raise _refusal(batch, f"{{}} {symbol} {_shown_operand(other)}")
+    if not _has_other_parts(batch, other):
+        return
+    name = type(batch).__name__.lower()
+    message = f"{type(batch).__name__} is no tensor to compare: {name} {symbol} other."
+    why = f"it holds {', '.join(batch._fields)}, which are compared item by item"
+    fix = "not " if symbol == "!=" else ""
+    fix += f"torch.equal({name}.values, other.values)"
+    raise OptionError(message, why=why, fix=fix)
+
+
+def _is_numeric(value: object) -> bool:
+    return isinstance(value, int | float | complex | torch.Tensor | np.ndarray)
+
+
+def _contains(self: Any, item: object) -> bool:
+    if _is_numeric(item):
+        raise _refusal(self, f"{_shown_operand(item)} in {{}}")
+    return tuple.__contains__(self, item)
+
+
+def _count(self: Any, item: object) -> int:
+    raise _refusal(self, f"({{}} == {_shown_operand(item)}).sum()")
+
+
+def _index(self: Any, item: object, *_: int) -> int:
+    raise _refusal(self, f"({{}} == {_shown_operand(item)}).nonzero()")
+
+
+def _get_item(self: Any, index: Any) -> Any:
+    if isinstance(index, slice):
+        return tuple.__getitem__(self, index)
+    # A tensor of one number has an __index__ too, and is meant for the samples.
+    if hasattr(index, "__index__") and not isinstance(index, torch.Tensor):
+        _check_part(self, int(operator.index(index)))
+        return tuple.__getitem__(self, index)
+
+    indices = index if type(index) is tuple else (index,)
+    shown = ", ".join(map(_shown_index, indices))
+    refusal = _refusal(self, f"{{}}[{shown}]")
+    if isinstance(index, str) and index in self._fields:
+        name = type(self).__name__.lower()
+        raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
+    raise refusal
+
+
+def _check_part(batch: Any, index: int) -> None:
+    """Refuse the number of a sample as the number of a part.
+
+    Raises:
+        NoSuchRowError: There is no such part.
+    """
+    if -len(batch) <= index < len(batch):
+        return
+    name = type(batch).__name__
+    message = f"{name} has no part {index}: {name.lower()}[{index}]."
+    why = f"it is a tuple of {', '.join(batch._fields)}, and not of the samples"
+    fix = f"{name.lower()}.to_list()[{index}]"
+    raise NoSuchRowError(message, why=why, fix=fix)
+
+
+def _torch_function(
+    kind: type, function: object, _: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    batch, shown = _shown_call(function, kind, args, kwargs or {})
+    raise _refusal(batch, shown)
+
+
+def _as_numpy_array(self: Any, *_: Any, **__: Any) -> Any:
+    raise _refusal(self, "numpy.asarray({})")
+
+
+_ANSWERS_OF_A_TUPLE: dict[str, Callable[..., Any]] = {
+    "__eq__": _equals,
+    "__ne__": _differs,
+    "__contains__": _contains,
+    "__getitem__": _get_item,
+    "count": _count,
+    "index": _index,
+}
+"""In place of what a tuple would answer."""
+_ASKED_BY_LIBRARIES: dict[str, object] = {
+    # torch asks here before it computes with what is no tensor.
+    "__torch_function__": classmethod(_torch_function),
+    # numpy would make an array of three arrays; without ``__array_ufunc__`` it asks for
+    # __radd__ and its like.
+    "__array__": _as_numpy_array,
+    "__array_ufunc__": None,
+}
 
 
 def _has_other_parts(batch: tuple[Any, ...], other: object) -> bool:
@@ -355,8 +400,8 @@ END_TO_END: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 straight to where they go.  Each makes a batch of values that lie end to end, and of
 where each sample begins, and the last ends.
 
-A new one is a row here, and its class above; of ``PADDED`` too if it has places to
-fill."""
+A new one is a row here, its name in ``RaggedLayout`` and its class above; a row of
+``PADDED`` too if it has places to fill."""
 PADDED: dict[str, type] = {"padded": Padded}
 """Those that have places to fill: with ``values``, ``lengths``, ``mask`` and ``pad_to``
 as ``Padded`` has them, wherever in a row a sample stands."""

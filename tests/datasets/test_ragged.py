@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 import re
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -20,8 +20,10 @@ from loaderkit.datasets.ragged import (
     PADDED,
     Packed,
     Padded,
+    RaggedLayout,
     concatenate,
     fill_padding,
+    layout_names,
     mask_of,
     pad,
 )
@@ -186,6 +188,10 @@ class LeftPadded(NamedTuple):
         values = torch.nn.functional.pad(self.values, (missing, 0))
         mask = torch.nn.functional.pad(self.mask, (missing, 0))
         return LeftPadded(values, self.lengths, mask)
+
+
+def test_type_checkers_know_the_names_of_all_layouts():
+    assert get_args(RaggedLayout) == layout_names()
 
 
 def test_a_layout_that_is_added_by_its_rows_is_padded_filled_and_lengthened(

@@ -124,7 +124,12 @@ def caches() -> None:
     loaderkit.pack(dataset, "cache", track_files="hash", shard_bytes=1 << 20)
     loaderkit.pack(dataset, "cache", track_files="size")  # type: ignore[call-overload]
     loaderkit.pack(dataset, "cache", worker=2)  # type: ignore[call-overload]
+    loaderkit.open_cache("cache", ragged="packed", mirror="mirror")
+    loaderkit.open_cache("cache", pad_value={"tokens": -1}, follow_batch=["x"])
     loaderkit.open_cache("cache", checksums="sometimes")  # type: ignore[arg-type]
+    loaderkit.open_cache("cache", raged="packed")  # type: ignore[call-arg]
+    loaderkit.open_cache("cache", ragged="pack")  # type: ignore[arg-type]
+    loaderkit.open_cache("cache", pad_value="0")  # type: ignore[arg-type]
 
 
 def detectors() -> None:
