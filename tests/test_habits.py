@@ -135,6 +135,7 @@ def test_an_option_of_another_call_of_ours_is_answered_with_who_has_it(name):
         answer = error_of_keyword(name, keyword)
 
         call = answer.why.removesuffix(" has it")
+        assert call != answer.why, f"{keyword} is not in _HOMES of habits.py"
         assert answer.fix.startswith(f"{call}("), (keyword, answer)
         names = {"open_cache": "SafeDataset"}.get(call, call)
         assert keyword in keywords_of(names) | keywords_of("SafeGraphDataset")
