@@ -16,7 +16,7 @@ import torch
 from loaderkit.pyg import import_pyg, is_pyg_data
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
 _WITHOUT_KEYS = frozenset(
@@ -238,23 +238,29 @@ def find_none(samples: Sequence[Any], field: str = "") -> NoneBeside | None:
     first = samples[others[0]]
     if nones:
         return NoneBeside(field, nones[0], others[0], first)
-    nones_in_fields = []
-    if isinstance(first, Mapping) and all(isinstance(s, Mapping) for s in samples):
-        shared = [key for key in first if all(key in sample for sample in samples)]
-        for key in shared:
-            values = [sample[key] for sample in samples]
-            nones_in_fields.append(find_none(values, f"{field}[{key!r}]"))
-    elif isinstance(first, list | tuple) and all(
-        isinstance(sample, list | tuple) and len(sample) == len(first)
-        for sample in samples
-    ):
-        for number, items in enumerate(zip(*samples, strict=True)):
-            nones_in_fields.append(find_none(items, f"{field}[{number}]"))
-    known = [none for none in nones_in_fields if none is not None]
-    beside_joined = [
-        none for none in known if not isinstance(none.value, int | float | str | bytes)
-    ]
-    return next(iter([*beside_joined, *known]), None)
+    in_fields: list[NoneBeside] = []
+    for name, values in _values_by_field(samples):
+        none = find_none(values, f"{field}[{name!r}]")
+        if none is not None:
+            in_fields.append(none)
+    for none in in_fields:
+        if not isinstance(none.value, int | float | str | bytes):
+            return none
+    return in_fields[0] if in_fields else None
+
+
+def _values_by_field(samples: Sequence[Any]) -> Iterator[tuple[object, Sequence[Any]]]:
+    """Give the fields that all samples have, with the value of each sample."""
+    first = samples[0]
+    if all(isinstance(sample, Mapping) for sample in samples):
+        for key in first:
+            if all(key in sample for sample in samples):
+                yield key, [sample[key] for sample in samples]
+        return
+    if not all(isinstance(sample, list | tuple) for sample in samples):
+        return
+    if all(len(sample) == len(first) for sample in samples):
+        yield from enumerate(zip(*samples, strict=True))
 
 
 def find_only_none(samples: Sequence[Any], field: str = "") -> str | None:

@@ -31,6 +31,12 @@ def read_molecules() -> list[Data]:
     return [as_graph(molecule) for molecule in json.loads(gzip.decompress(packed))]
 
 
+def _class_of_element(atomic_number: torch.Tensor) -> int:
+    """Number the elements of ``ATOMS``; all others are the last class."""
+    number = int(atomic_number)
+    return ATOMS.index(number) if number in ATOMS else len(ATOMS)
+
+
 def as_graph(molecule: dict[str, Any]) -> Data:
     """Make a graph of one molecule.
 
@@ -41,10 +47,9 @@ def as_graph(molecule: dict[str, Any]) -> Data:
         The graph; every bond is two directed edges.
     """
     atoms = torch.tensor(molecule["atoms"])
-    kinds = torch.tensor(
-        [ATOMS.index(n) if n in ATOMS else len(ATOMS) for n in atoms[:, 0]]
-    )
-    x = torch.cat([torch.nn.functional.one_hot(kinds, len(ATOMS) + 1), atoms[:, 1:]], 1)
+    element_classes = torch.tensor([_class_of_element(atom) for atom in atoms[:, 0]])
+    elements = torch.nn.functional.one_hot(element_classes, len(ATOMS) + 1)
+    x = torch.cat([elements, atoms[:, 1:]], dim=1)
     bonds = torch.tensor(molecule["bonds"]).reshape(-1, 3)
     both_ways = torch.cat([bonds, bonds[:, [1, 0, 2]]])
     # The file has twice the order of a bond: 3 is an aromatic one, of order 1.5.

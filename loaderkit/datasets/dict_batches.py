@@ -207,49 +207,51 @@ def collate_samples(
     Raises:
         DatasetError: Tensors differ in more than their first axis.
     """
+
+    def collate_field(name: Any, values: Sequence[Any]) -> Any:
+        return collate_samples(values, ragged, joining_of, (*path, name))
+
     first = samples[0]
     if isinstance(first, torch.Tensor | np.ndarray):
-        tensors = [as_tensor(sample) for sample in samples]
-        joining = joining_of(path, samples)
-        if joining is Joining.STACKED_IF_EQUAL:
-            return stack_equal(tensors, ".".join(map(str, path)), ragged)
-        are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
-        # Those that happen to be alike in this batch are joined as in all others:
-        # what a model is given must not depend on which samples met.  A number has
-        # no axis to join along.
-        differs_elsewhere = joining is Joining.RAGGED and tensors[0].dim() > 0
-        if are_alike and not differs_elsewhere:
-            return default_collate(tensors)
-        return join_ragged(tensors, ragged)
+        return _collate_tensors(samples, ragged, joining_of(path, samples), path)
+    batches: dict[Any, Any] = {}
     if isinstance(first, Mapping):
         _refuse_what_is_no_mapping(samples, path)
-        batches = {
-            key: collate_samples(
-                [sample[key] for sample in samples], ragged, joining_of, (*path, key)
-            )
-            for key in first
-        }
+        for key in first:
+            batches[key] = collate_field(key, [sample[key] for sample in samples])
         return batches if type(first) is dict else refilled(first, batches)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        batches = {
-            name: collate_samples(
-                [getattr(s, name) for s in samples], ragged, joining_of, (*path, name)
-            )
-            for name in attribute_names(first)
-        }
+        for name in attribute_names(first):
+            values = [getattr(sample, name) for sample in samples]
+            batches[name] = collate_field(name, values)
         return make_dataclass(type(first), batches)
     # Lists of several lengths have no items to join, one with one: torch refuses them,
     # and they are kept as they are below.
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
-        items = [
-            collate_samples(item, ragged, joining_of, (*path, number))
-            for number, item in enumerate(zip(*samples, strict=True))
-        ]
+        by_number = enumerate(zip(*samples, strict=True))
+        items = [collate_field(number, values) for number, values in by_number]
         if hasattr(first, "_fields"):
             return make_named_tuple(type(first), items)
         # A list for a tuple too, as torch's default_collate has it.
         return items
     return _collate_plain(samples)
+
+
+def _collate_tensors(
+    samples: Sequence[Any], ragged: str, joining: Joining | None, path: Path
+) -> Any:
+    """Stack the tensors of a field, or join them as ragged ones."""
+    tensors = [as_tensor(sample) for sample in samples]
+    if joining is Joining.STACKED_IF_EQUAL:
+        return stack_equal(tensors, ".".join(map(str, path)), ragged)
+    are_alike = all(tensor.shape == tensors[0].shape for tensor in tensors)
+    # Those that happen to be alike in this batch are joined as in all others: what a
+    # model is given must not depend on which samples met.  A number has no axis to join
+    # along.
+    differs_elsewhere = joining is Joining.RAGGED and tensors[0].dim() > 0
+    if are_alike and not differs_elsewhere:
+        return default_collate(tensors)
+    return join_ragged(tensors, ragged)
 
 
 def _refuse_what_is_no_mapping(samples: Sequence[Any], path: tuple[Any, ...]) -> None:

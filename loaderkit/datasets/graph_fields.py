@@ -327,13 +327,13 @@ def batch_and_ptr(slices: object) -> tuple[Any, Any]:
         batch = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         return batch, slices - slices[:1]
     if isinstance(slices, dict):
-        pairs = {key: batch_and_ptr(inner) for key, inner in slices.items()}
-        batches = {key: batch for key, (batch, _) in pairs.items()}
-        ptrs = {key: ptr for key, (_, ptr) in pairs.items()}
+        batches, ptrs = {}, {}
+        for key, inner in slices.items():
+            batches[key], ptrs[key] = batch_and_ptr(inner)
         return batches, ptrs
     if isinstance(slices, list) and isinstance(slices[0], torch.Tensor):
-        items = [batch_and_ptr(inner) for inner in slices]
-        return [batch for batch, _ in items], [ptr for _, ptr in items]
+        pairs = [batch_and_ptr(inner) for inner in slices]
+        return [batch for batch, _ in pairs], [ptr for _, ptr in pairs]
     return None, None
 
 

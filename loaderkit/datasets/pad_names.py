@@ -105,19 +105,14 @@ def check_names_in_batch(
         DatasetError: There is no such field, or it is never padded.
     """
     values = [*_values_of_batch(batch, ())]
-    if opened is not None:
-        in_batch = {name for value in values for name in _names_of(value.path)}
-        missing = pad_value.keys() - in_batch
-        for variant in opened.structure.variants if missing else ():
-            values += [
-                value
-                for value in _values_of_node(variant, ())
-                if missing & _names_of(value.path)
-            ]
+    missing = pad_value.keys() - _all_names(values)
+    if missing and opened is not None:
+        for variant in opened.structure.variants:
+            packed = _values_of_node(variant, ())
+            values += [value for value in packed if missing & _names_of(value.path)]
+
     known = [value for value in values if value.never_padded != _NONE]
-    known_names = {name for value in known for name in _names_of(value.path)}
-    maybe_names = {name for value in values for name in _names_of(value.path)}
-    undecided = (pad_value.keys() & maybe_names) - known_names
+    undecided = (pad_value.keys() & _all_names(values)) - _all_names(known)
     decided = {name: pad_value[name] for name in pad_value if name not in undecided}
     _check_names(decided, values)
     return not undecided
@@ -127,6 +122,10 @@ def _names_of(path: Path) -> set[str]:
     """Give all names that mean a value: its own, and those of what it is in."""
     paths = {path_text(path[: depth + 1]) for depth in range(len(path))}
     return paths | {key for key in path if isinstance(key, str)}
+
+
+def _all_names(values: Iterable[NamedValue]) -> set[str]:
+    return set().union(*(_names_of(value.path) for value in values))
 
 
 def _check_names(pad_value: Mapping[str, Any], values: list[NamedValue]) -> None:

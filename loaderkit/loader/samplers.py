@@ -589,40 +589,74 @@ def _shuffle_batches(
     )
 
 
+class _EvenBatches(NamedTuple):
+    """Batches of all ranks, as many as give each rank the same number."""
+
+    starts: Ints
+    """Where each batch begins in the rows of the sequence ``[batches]``."""
+    stops: Ints
+    """Where it ends ``[batches]``."""
+    offsets: Ints
+    """What the random numbers of each batch follow from ``[batches]``."""
+    consumed: Ints
+    """How many samples come before each batch, and after the last ``[batches + 1]``."""
+    skipped: int
+    """Samples that are left out."""
+    repeated: int = 0
+    """Samples that are in two batches."""
+
+
 def _share_batches(rule: BatchRule, sequence: _BatchSequence) -> Epoch:
     """Share whole batches out to the ranks, equally many to each."""
+    even = _make_even(rule, sequence)
+    first, step = (0, 1) if rule.rank is None else (rule.rank, rule.ranks)
+    starts, stops = even.starts[first::step], even.stops[first::step]
+
+    # Begin with an empty array, so that np.concatenate accepts no batches, too.
+    batch_rows = [sequence.rows[:0]]
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        batch_rows.append(sequence.rows[start:stop])
+    return Epoch(
+        np.concatenate(batch_rows),
+        np.concatenate([[0], np.cumsum(stops - starts)]),
+        even.skipped,
+        even.repeated,
+        even.consumed[::step],
+        even.offsets[first::step],
+    )
+
+
+def _make_even(rule: BatchRule, sequence: _BatchSequence) -> _EvenBatches:
+    """Leave out the last batches, or repeat some, so that ranks have equally many."""
     starts, stops, consumed = sequence.starts, sequence.stops, sequence.consumed
-    offsets, skipped, repeated = consumed[:-1], sequence.skipped, 0
-
+    offsets = consumed[:-1]
     uneven = len(starts) % rule.ranks
-    if uneven and rule.drop_last:
-        skipped += int((stops - starts)[-uneven:].sum())
-        starts, stops = starts[:-uneven], stops[:-uneven]
-        offsets, consumed = offsets[:-uneven], consumed[:-uneven]
-    elif uneven:
-        missing = rule.ranks - uneven
-        repeated_starts = sequence.repeated_starts[:missing]
-        repeated_stops = sequence.repeated_stops[:missing]
-        repeated = int((repeated_stops - repeated_starts).sum())
-        starts = np.concatenate([starts, repeated_starts])
-        stops = np.concatenate([stops, repeated_stops])
-        # Offsets beyond the end, so that no other batch has the same.
-        offsets_beyond_end = len(sequence.rows) + np.arange(missing)
-        offsets = np.concatenate([offsets, offsets_beyond_end])
-        consumed = np.concatenate([consumed, np.full(missing, consumed[-1])])
+    if not uneven:
+        return _EvenBatches(starts, stops, offsets, consumed, sequence.skipped)
 
-    step = 1
-    if rule.rank is not None:
-        step = rule.ranks
-        starts, stops = starts[rule.rank :: step], stops[rule.rank :: step]
-        offsets = offsets[rule.rank :: step]
-    batch_rows = [
-        sequence.rows[start:stop]
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
-    order = np.concatenate(batch_rows) if batch_rows else sequence.rows[:0]
-    bounds = np.concatenate([[0], np.cumsum(stops - starts)])
-    return Epoch(order, bounds, skipped, repeated, consumed[::step], offsets)
+    if rule.drop_last:
+        left_out = int((stops - starts)[-uneven:].sum())
+        return _EvenBatches(
+            starts[:-uneven],
+            stops[:-uneven],
+            offsets[:-uneven],
+            consumed[:-uneven],
+            sequence.skipped + left_out,
+        )
+
+    missing = rule.ranks - uneven
+    repeated_starts = sequence.repeated_starts[:missing]
+    repeated_stops = sequence.repeated_stops[:missing]
+    # Offsets beyond the end, so that no other batch has the same.
+    offsets_beyond_end = len(sequence.rows) + np.arange(missing)
+    return _EvenBatches(
+        np.concatenate([starts, repeated_starts]),
+        np.concatenate([stops, repeated_stops]),
+        np.concatenate([offsets, offsets_beyond_end]),
+        np.concatenate([consumed, np.full(missing, consumed[-1])]),
+        sequence.skipped,
+        repeated=int((repeated_stops - repeated_starts).sum()),
+    )
 
 
 def largest_batch(sizes: Ints, batch_size: int) -> int:

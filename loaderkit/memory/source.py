@@ -114,15 +114,18 @@ def _outside_of_locals(
 ) -> list[int]:
     """Leave out lines of functions that have a variable of their own by this name."""
     setting = mutations.setting.get(name, []) + mutations.parameters.get(name, [])
-    has_own = [
-        lines
-        for lines in mutations.functions
-        if any(number in lines for number in setting)
-        and not any(number in lines for number in mutations.globals.get(name, []))
-    ]
-    return [
-        number for number in growing if all(number not in lines for lines in has_own)
-    ]
+    declared_global = mutations.globals.get(name, [])
+
+    def has_own_variable(function: range) -> bool:
+        sets_it = any(number in function for number in setting)
+        return sets_it and not any(number in function for number in declared_global)
+
+    with_own = list(filter(has_own_variable, mutations.functions))
+    return [number for number in growing if not _is_within(number, with_own)]
+
+
+def _is_within(number: int, functions: list[range]) -> bool:
+    return any(number in function for function in functions)
 
 
 def _inside_first(
@@ -151,9 +154,8 @@ def _mutation_lines(file: str) -> _MutationLines:
             _note_assignment(node, mutations)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             # A function's code begins where its decorators do.
-            first = min(
-                [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
-            )
+            beginnings = [node, *node.decorator_list]
+            first = min(beginning.lineno for beginning in beginnings)
             lines = range(first, (node.end_lineno or node.lineno) + 1)
             if isinstance(node, ast.ClassDef):
                 mutations.classes.setdefault(node.name, []).append(lines)

@@ -299,17 +299,17 @@ def _scale_of_values(chart: Curves) -> Scale:
     """Make the y axis, with room for every curve and every limit."""
     limits = [limit.value for limit in _drawn_limits(chart.limits)]
     if chart.stacked:
-        layers = (_layer_of(series) for series in chart.series)
-        tops = [
-            top
-            for values in zip(*layers, strict=True)
-            for top in itertools.accumulate(values)
-        ]
         # From 0, even where all layers are far above it: areas are compared by size.
-        low, high = min([0.0, *tops, *limits]), max([0.0, *tops, *limits])
+        shown = [0.0, *limits]
+        layers = [_layer_of(series) for series in chart.series]
+        for values in zip(*layers, strict=True):
+            shown += itertools.accumulate(values)
+        low, high = min(shown), max(shown)
         return scale_of(low * _HEADROOM, high * _HEADROOM or 1.0, chart.unit)
-    values = [value for series in chart.series for value in series.values]
-    shown = [value for value in values if is_known(value)] + limits
+
+    shown = limits
+    for series in chart.series:
+        shown += filter(is_known, series.values)
     # Without a reading there is an empty plot.
     low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
     return scale_of(low, high, chart.unit, padded=True)

@@ -540,20 +540,20 @@ def _choose_small_batch(samples: Samples, count: int, number: int) -> list[int]:
         Rows; some twice where the dataset is smaller than the batch.
     """
     rng = np.random.default_rng(number)
-    if samples.kind == "padded graphs" or samples.is_sequences:
-        by_length = np.argsort(samples.sizes[:, 1], kind="stable")
-        longest = round(_LONGEST_OF_STEPS[number] * (len(by_length) - 1))
-        candidates = by_length[: max(longest, count)]
-        chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
-        chosen[-1] = by_length[longest]
+    is_padded = samples.kind == "padded graphs" or samples.is_sequences
+    if is_padded:
+        by_size = np.argsort(samples.sizes[:, 1], kind="stable")
+        longest = round(_LONGEST_OF_STEPS[number] * (len(by_size) - 1))
+        candidates = by_size[: max(longest, count)]
     else:
         by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
         candidates = by_size[: max(count * 4, len(by_size) // 2)]
-        chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
-    if (
-        samples.kind in {"graphs", "padded graphs", "paired graphs"}
-        and len(candidates) > count
-    ):
+    chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
+    if is_padded:
+        chosen[-1] = by_size[longest]
+
+    has_edges = samples.kind in {"graphs", "padded graphs", "paired graphs"}
+    if has_edges and len(candidates) > count:
         # Edges for a node differ little between samples drawn at random; without the
         # extremes, nodes and edges could not be told apart.
         nodes = np.maximum(samples.sizes[candidates, 1], 1)
@@ -645,6 +645,7 @@ def probability_of_running_out(
     if errors is None:
         factor = 1 + cost_model.peak_model.error
         errors = ErrorFactors(factor, factor)
+    # As if predictions were too high, right and too low, each by the most.
     limits = np.array([limit * errors.too_high, limit, limit / errors.too_low])
 
     worst = cost_model.samples.worst_peaks(cost_model.peak_model)[size - 1]
@@ -656,10 +657,21 @@ def probability_of_running_out(
     epochs_out = np.zeros(3)
     for start in range(0, simulated, _EPOCHS_AT_ONCE):
         count = min(_EPOCHS_AT_ONCE, simulated - start)
-        orders = rng.permuted(np.tile(np.arange(total), (count, 1)), axis=1)
+        unshuffled = np.tile(np.arange(total), (count, 1))
+        orders = rng.permuted(unshuffled, axis=1)
         peaks = _worst_of_epochs(cost_model, orders, size)
         epochs_out += (peaks[:, None] > limits).sum(axis=0)
+    return _chance_of_counts(epochs_out, simulated).within(epochs)
 
+
+def _chance_of_counts(epochs_out: Floats, simulated: int) -> Chance:
+    """Tell how likely an epoch runs out, from how many simulated ones did.
+
+    Args:
+        epochs_out: Epochs that ran out, counted with predictions that are too high,
+            right and too low ``[3]``.
+        simulated: Epochs in all.
+    """
     shares = epochs_out / simulated
     two_standard_errors = 2 * np.sqrt(shares * (1 - shares) / simulated)
     # Where none of n epochs ran out, the standard error is 0 and says nothing: the rule
@@ -668,7 +680,7 @@ def probability_of_running_out(
     spread = two_standard_errors + rule_of_three
     low = float(max(shares[0] - spread[0], 0.0))
     high = float(min(shares[2] + spread[2], 1.0))
-    return Chance(low, float(shares[1]), high).within(epochs)
+    return Chance(low, float(shares[1]), high)
 
 
 def _worst_of_epochs(

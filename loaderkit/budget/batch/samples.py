@@ -177,16 +177,18 @@ class Samples:
         chosen = self.sizes[np.asarray(rows)]
         count = chosen.shape[-2]
         if self.kind == "padded graphs":
-            sums = np.asarray(chosen[..., :_GRAPH_COLUMNS].sum(axis=-2), np.float64)
+            of_graphs = chosen[..., :_GRAPH_COLUMNS]
+            totals = np.asarray(of_graphs.sum(axis=-2), np.float64)
             longest = chosen[..., _NODES_COLUMN].max(axis=-1)
             padding = np.stack([count * longest, count * longest**2], axis=-1)
-            return np.concatenate([sums, padding], axis=-1)
+            return np.concatenate([totals, padding], axis=-1)
+
         if self.is_sequences:
             tokens = chosen[..., _TOKENS_COLUMN].sum(axis=-1)
             longest = chosen[..., _TOKENS_COLUMN].max(axis=-1)
             counts = np.full(longest.shape, count, np.float64)
-            columns = [counts, tokens, count * longest, count * longest**2]
-            totals = np.stack(columns, axis=-1)
+            padded = count * longest
+            totals = np.stack([counts, tokens, padded, padded * longest], axis=-1)
         else:
             totals = np.asarray(chosen.sum(axis=-2), np.float64)
         squared = _SQUARED_COLUMNS.get(self.kind, [])
@@ -201,34 +203,46 @@ class Samples:
         Returns:
             Bytes for 1 to ``n`` samples ``[n]``.
         """
-        counts = np.arange(1, len(self) + 1, dtype=np.float64)
-        squared = _SQUARED_COLUMNS.get(self.kind, [])
         if self.is_sequences:
-            lengths = np.sort(self.sizes[:, _TOKENS_COLUMN])[::-1]
-            padded = counts * lengths[0]
-            columns = [counts, np.cumsum(lengths), padded, padded * lengths[0]]
-            columns += [columns[number] ** 2 for number in squared]
-            return peak_model.predict(np.stack(columns, axis=1))
-
-        # The largest sum of one line over k samples is that of its k largest samples:
-        # one sort for each line gives the worst batch of every size.
+            return peak_model.predict(self._sizes_of_longest())
         peaks = np.full(len(self), -np.inf)
-        summed = self.sizes.shape[1]
         for line in peak_model.lines:
-            falling = np.sort(self.sizes @ line[1 : 1 + summed])[::-1]
-            totals = line[0] + np.cumsum(falling)
-            if self.kind == "padded graphs":
-                # As if all were as long as the largest: some batch has that one.
-                longest = self.sizes[:, _NODES_COLUMN].max()
-                padding = line[4] * longest + line[5] * longest**2
-                totals += counts * max(padding, 0.0)
-            for bytes_of_pair, column in zip(line[1 + summed :], squared, strict=False):
-                # As if the samples with the most of it were also those that take the
-                # most otherwise.
-                most = np.cumsum(np.sort(self.sizes[:, column])[::-1])
-                totals += max(bytes_of_pair, 0.0) * most**2
-            np.maximum(peaks, totals, out=peaks)
+            np.maximum(peaks, self._worst_totals(line), out=peaks)
         return peaks
+
+    def _sizes_of_longest(self) -> Floats:
+        """Give the sizes of the batches of the 1 to ``n`` longest sequences."""
+        counts = np.arange(1, len(self) + 1, dtype=np.float64)
+        lengths = np.sort(self.sizes[:, _TOKENS_COLUMN])[::-1]
+        longest = lengths[0]
+        padded = counts * longest
+        columns = [counts, np.cumsum(lengths), padded, padded * longest]
+        for column in _SQUARED_COLUMNS.get(self.kind, []):
+            columns.append(columns[column] ** 2)
+        return np.stack(columns, axis=1)
+
+    def _worst_totals(self, line: Floats) -> Floats:
+        """Give the most that one line predicts for any 1 to ``n`` samples.
+
+        The largest sum of a line over k samples is that of its k largest samples: one
+        sort gives the worst batch of every size.
+        """
+        summed = self.sizes.shape[1]
+        bytes_of_samples = self.sizes @ line[1 : 1 + summed]
+        totals: Floats = line[0] + np.cumsum(np.sort(bytes_of_samples)[::-1])
+        if self.kind == "padded graphs":
+            # As if all were as long as the largest: some batch has that one.
+            longest = self.sizes[:, _NODES_COLUMN].max()
+            padding = line[4] * longest + line[5] * longest**2
+            totals += np.arange(1, len(self) + 1) * max(padding, 0.0)
+
+        squared = _SQUARED_COLUMNS.get(self.kind, [])
+        for bytes_of_pair, column in zip(line[1 + summed :], squared, strict=False):
+            # As if the samples with the most of it were also those that take the most
+            # otherwise.
+            most = np.cumsum(np.sort(self.sizes[:, column])[::-1])
+            totals += max(bytes_of_pair, 0.0) * most**2
+        return totals
 
     def worst_rows(self, peak_model: PeakModel, count: int) -> list[int]:
         """Name the samples of the worst batch of so many, by what is predicted."""
@@ -255,7 +269,8 @@ class Samples:
             # The largest is in every candidate: the others are padded to it.
             for weight in weights:
                 weight[nodes.argmax()] = np.inf
-        batches = np.stack([np.argpartition(-w, count - 1)[:count] for w in weights])
+        heaviest = [np.argpartition(-weight, count - 1)[:count] for weight in weights]
+        batches = np.stack(heaviest)
         peaks = peak_model.predict(self.batch_sizes(batches))
         return [int(row) for row in batches[int(peaks.argmax())]]
 
@@ -319,17 +334,21 @@ def _window_of_most_nodes(events: Any, count: int) -> int:
     nodes = torch.stack(ends, dim=1).flatten().cpu().numpy()
     times = np.repeat(np.arange(len(events)), len(ends))
 
-    # A node counts in each window that has its event and not the one before.
+    # When each node took part before: sorted by node, that is the entry above.
     order = np.argsort(nodes, kind="stable")
-    is_same_node = nodes[order][1:] == nodes[order][:-1]
-    before = np.full(len(nodes), -1)
-    before[order[1:][is_same_node]] = times[order[:-1][is_same_node]]
-    first_window = np.maximum(before + 1, times - count + 1)
-    counts_differ = np.zeros(len(events) + 1, np.int64)
+    above, entry = order[:-1], order[1:]
+    is_same_node = nodes[entry] == nodes[above]
+    previous_time = np.full(len(nodes), -1)
+    previous_time[entry[is_same_node]] = times[above[is_same_node]]
+
+    # A node counts in each window that has its event and not the one before.  A window
+    # is known by its first event.
+    first_window = np.maximum(previous_time + 1, times - count + 1)
     is_counted = first_window <= times
-    np.add.at(counts_differ, first_window[is_counted], 1)
-    np.add.at(counts_differ, times[is_counted] + 1, -1)
-    node_counts = np.cumsum(counts_differ)[: len(events) - count + 1]
+    change_of_count = np.zeros(len(events) + 1, np.int64)
+    np.add.at(change_of_count, first_window[is_counted], 1)
+    np.add.at(change_of_count, times[is_counted] + 1, -1)
+    node_counts = np.cumsum(change_of_count)[: len(events) - count + 1]
     return int(node_counts.argmax())
 
 
@@ -442,14 +461,16 @@ def _read_typed_graphs(
     read_count = min(count, _MOST_SAMPLES_READ)
     nodes: dict[str, Floats] = {}
     edges: dict[str, Floats] = {}
-    for row, graph in enumerate(map(dataset.__getitem__, range(read_count))):
+    for row in range(read_count):
+        graph = dataset[row]
         for node_type in graph.node_types:
-            column = nodes.setdefault(f"nodes of {node_type}", np.zeros(read_count))
-            column[row] = graph[node_type].num_nodes or 0
+            name = f"nodes of {node_type}"
+            nodes_of_type = nodes.setdefault(name, np.zeros(read_count))
+            nodes_of_type[row] = graph[node_type].num_nodes or 0
         for edge_type in graph.edge_types:
             name = f"edges {' '.join(edge_type)}"
-            column = edges.setdefault(name, np.zeros(read_count))
-            column[row] = graph[edge_type].num_edges or 0
+            edges_of_type = edges.setdefault(name, np.zeros(read_count))
+            edges_of_type[row] = graph[edge_type].num_edges or 0
 
     # A relation and its reverse have as many edges: one column tells of both.
     names_by_values: dict[tuple[float, ...], str] = {}
@@ -459,10 +480,13 @@ def _read_typed_graphs(
     graph_counts = np.ones(read_count)
     is_partial = read_count < count
     if len(names_by_values) > _MOST_COLUMNS:
-        nodes_in_all = np.sum([np.zeros(read_count), *nodes.values()], axis=0)
-        edges_in_all = np.sum([np.zeros(read_count), *edges.values()], axis=0)
-        sizes = np.stack([graph_counts, nodes_in_all, edges_in_all], axis=1)
+        # Too many to fit a line to: the types are counted together.  Zeros first, for
+        # graphs without any type of edges.
+        all_nodes = np.sum([np.zeros(read_count), *nodes.values()], axis=0)
+        all_edges = np.sum([np.zeros(read_count), *edges.values()], axis=0)
+        sizes = np.stack([graph_counts, all_nodes, all_edges], axis=1)
         return Samples(dataset, "graphs", sizes, join_rows, is_partial)
+
     sizes = np.stack([graph_counts, *map(np.array, names_by_values)], axis=1)
     names = ("graphs", *names_by_values.values())
     return Samples(dataset, "typed graphs", sizes, join_rows, is_partial, names)

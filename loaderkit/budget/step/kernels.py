@@ -652,15 +652,16 @@ def _size_table(sized: SizedCall, measured: list[_CallMemory]) -> _SizeTable:
     rows = [(*memory.operands, *memory.outputs) for memory in measured]
     if any(len(row) != len(sizes) for row in rows):
         # Other outputs for real than as fakes: only the sums can be compared.
-        rows, sizes = [(sum(row),) for row in rows], (sum(sizes),)
+        sizes = (sum(sizes),)
+        rows = [(sum(row),) for row in rows]
 
-    # What a recurrent kernel keeps for itself has a size for real, and none as a fake:
-    # nothing can be scaled by it.
-    comparable = [
-        column
-        for column, size in enumerate(sizes)
-        if size or not any(row[column] for row in rows)
-    ]
+    comparable = []
+    for column, size in enumerate(sizes):
+        # What a recurrent kernel keeps for itself has a size for real, and none as a
+        # fake: nothing can be scaled by it.
+        is_unknown_to_fakes = not size and any(row[column] for row in rows)
+        if not is_unknown_to_fakes:
+            comparable.append(column)
     return _SizeTable(
         rows=[tuple(row[column] for column in comparable) for row in rows],
         sizes=tuple(sizes[column] for column in comparable),

@@ -307,20 +307,29 @@ def _describe(value: object) -> str:
     return with_small_article(type(value).__name__)
 
 
+def _home_of(call: Call, value: object) -> str | None:
+    """Name the argument that a value is meant for; None where it fits none."""
+    role = _role_of(value)
+    homes = _HOMES[role] if role is not None else ()
+    return next((place for place in homes if call.takes(place)), None)
+
+
 def _put_right(
     call: Call, given: Mapping[str, Any], wrong: list[str], by_name: frozenset[str]
 ) -> dict[str, Any]:
     """Give the arguments of the call that was meant; None where an example stands."""
     values: dict[str, Any] = {}
-    standing = [name for name in given if name not in wrong]
     # Where two values belong into one place, the one that stands there is right.
-    for name in [*standing, *wrong]:
-        role = _role_of(given[name])
-        homes = _HOMES[role] if role is not None else ()
-        home = next((place for place in homes if call.takes(place)), None)
-        is_fixed = name in standing and (name in by_name or name not in _PLACES)
-        if is_fixed or (name in standing and (home is None or home in values)):
-            home = name
+    for name, value in given.items():
+        if name not in wrong:
+            home = _home_of(call, value)
+            is_fixed = name in by_name or name not in _PLACES
+            if is_fixed or home is None or home in values:
+                home = name
+            if values.get(home) is None:
+                values[home] = value
+    for name in wrong:
+        home = _home_of(call, given[name])
         if home is not None and values.get(home) is None:
             values[home] = given[name]
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from loaderkit.nests import flatten_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch.optim import Optimizer
 
@@ -97,9 +97,8 @@ def _copied(
     # deepcopy takes what is in the memo for copied already.
     memo: dict[int, Any] = dict(twins)
     example = groups[0]["params"][0]
-    updated = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    attributes = list(vars(optimizer).values())
-    held = [*updated.values(), *flatten_tensors(attributes)]
+    held = [*_parameters_in(optimizer.param_groups)]
+    held += flatten_tensors(list(vars(optimizer).values()))
     held += flatten_tensors(list(optimizer.state.values()))
     for tensor in held:
         if id(tensor) not in memo:
@@ -112,13 +111,18 @@ def _copied(
         if name not in vars(twin) and not hasattr(type(optimizer), name):
             setattr(twin, name, copy.deepcopy(value, memo))
     twin.param_groups = groups
-    of_groups = {id(p) for group in groups for p in group["params"]}
+    ids_in_groups = set(map(id, _parameters_in(groups)))
     for parameter in list(twin.state):
         # What an optimizer keeps for all of them, it has under names.
         is_parameter = not isinstance(parameter, str)
-        if is_parameter and id(parameter) not in of_groups:
+        if is_parameter and id(parameter) not in ids_in_groups:
             del twin.state[parameter]
     return twin
+
+
+def _parameters_in(groups: Iterable[Mapping[str, Any]]) -> Iterator[torch.Tensor]:
+    for group in groups:
+        yield from group["params"]
 
 
 def _tensor_for(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

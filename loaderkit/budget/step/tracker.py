@@ -387,11 +387,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note_module_of_node()
         self._count_checkpoints()
         is_backward = self.phase == "backward"
-        reused = self._reused_operand(func, args) if is_backward else None
-        if self.function in _ADDING_IN_PLACE and func is _aten.add.Tensor:
-            # A derivative that goes forward adds its own terms there, to new tensors.
-            is_bias = isinstance(args[1], torch.Tensor) and args[1].ndim == 1
-            reused = args[0] if is_bias else reused
+        reused = self._operand_to_reuse(func, args)
 
         args, kwargs = self._without_stale_values(func, args, kwargs)
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
@@ -509,6 +505,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             why = "a number in the batch stands for none of what it is looked up in"
             fix = "number the classes or words from 0, or make the table larger"
             raise StepError(message, why=why, fix=fix)
+
+    def _operand_to_reuse(self, func: OpOverload, args: Args) -> torch.Tensor | None:
+        """Find an operand whose memory the result takes, if there is one."""
+        reused = self._reused_operand(func, args) if self.phase == "backward" else None
+        if self.function not in _ADDING_IN_PLACE or func is not _aten.add.Tensor:
+            return reused
+        # A derivative that goes forward adds its own terms there, to new tensors; its
+        # bias in place.
+        first, second = args[:2]
+        is_bias = isinstance(second, torch.Tensor) and second.ndim == 1
+        return first if is_bias else reused
 
     def _reused_operand(self, func: OpOverload, args: Args) -> torch.Tensor | None:
         """Find the buffer that an operator of the backward pass would write into."""
@@ -713,14 +720,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_assumption(ALL_CHOSEN, func)
             return self._chosen_positions(args[0].shape)
         if func is _aten.masked_select.default:
-            shape = np.broadcast_shapes(args[0].shape, args[1].shape)
-            if isinstance(args[1], FakeTensor):
-                self._note_assumption(ALL_CHOSEN, func)
-                count = self._chosen_of(shape)
-            else:
-                count = int(args[1].expand(shape).sum())
-            with self.fake:
-                return args[0].new_empty((count,))
+            return self._selected_by_mask(func, *args)
         if func is _aten.bincount.default:
             # The largest value decides, of which nothing is known; who names a length
             # names the one that is asked for.
@@ -729,20 +729,39 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self.fake:
                 return args[0].new_empty(count or self._chosen_of(args[0].shape))
         if func is _aten._unique2.default:
-            self._note_assumption(ALL_CHOSEN, func)
-            count = self._chosen_of(args[0].shape)
-            named = arguments_by_name(func, args, kwargs)
-            positions = counts = torch.empty(0, dtype=torch.int64)
-            if named["return_inverse"]:
-                positions = torch.arange(args[0].numel()).clamp_(max=count - 1)
-                positions = positions.view(args[0].shape)
-            if named["return_counts"]:
-                counts = torch.ones(count, dtype=torch.int64)
-            with self.fake:
-                distinct = args[0].new_empty((count,))
-            return distinct, positions, counts
+            return self._distinct_values(func, arguments_by_name(func, args, kwargs))
         with self.fake:
             return func(*args, **kwargs)
+
+    def _selected_by_mask(
+        self, func: OpOverload, values: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Give as many elements as a mask chooses, or is assumed to."""
+        shape = np.broadcast_shapes(values.shape, mask.shape)
+        if isinstance(mask, FakeTensor):
+            self._note_assumption(ALL_CHOSEN, func)
+            count = self._chosen_of(shape)
+        else:
+            count = int(mask.expand(shape).sum())
+        with self.fake:
+            return values.new_empty((count,))
+
+    def _distinct_values(
+        self, func: OpOverload, named: Kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Assume how many values are distinct; where the others are, and how many."""
+        self._note_assumption(ALL_CHOSEN, func)
+        values = named["self"]
+        count = self._chosen_of(values.shape)
+        positions = counts = torch.empty(0, dtype=torch.int64)
+        if named["return_inverse"]:
+            positions = torch.arange(values.numel()).clamp_(max=count - 1)
+            positions = positions.view(values.shape)
+        if named["return_counts"]:
+            counts = torch.ones(count, dtype=torch.int64)
+        with self.fake:
+            distinct = values.new_empty((count,))
+        return distinct, positions, counts
 
     def _positions_of_masks(
         self, indices: Sequence[torch.Tensor | None], func: OpOverload
