@@ -37,10 +37,11 @@ from loaderkit.cache.store_answers import (
     BUGS,
     NEVER_THERE,
     STORAGE_OPTIONS,
+    TRIES_OF_LAPSED_CREDENTIALS,
     check_worth_another_try,
     gave_up,
-    is_refusal,
     is_timeout,
+    may_have_lapsed,
     not_there,
     status_of,
     text_of,
@@ -319,6 +320,7 @@ class ObjectStore:
         """Make a request until it is answered, or has been tried often enough."""
         where = f"{self.url}/{name}" if name else self.url
         retries = Retries(self._patience)
+        refusals = 0
         while True:
             retries.begin_try()
             try:
@@ -336,9 +338,14 @@ class ObjectStore:
                     self._verbs_let_in |= {verb}
                     raise not_there(where, verb, error) from error
                 let_in = self._verbs_let_in
-                # Credentials that worked may have expired, and be renewed by now: they
-                # are read anew with each try.
-                if not (is_refusal(error) and verb in let_in):
+                if verb in let_in and may_have_lapsed(error):
+                    refusals += 1
+                    if refusals == TRIES_OF_LAPSED_CREDENTIALS:
+                        # What is asked next, such as to take back a claim, is told at
+                        # the first try.
+                        self._verbs_let_in = frozenset()
+                        raise gave_up(where, verb, error, retries.tries) from error
+                else:
                     check_worth_another_try(where, verb, error, let_in, retries.tries)
                 last_error = error
             else:
@@ -634,6 +641,11 @@ class _Opening:
                 }
                 self._options["session"] = make_session(**of_session)
         self._options.update(options)
+        if protocol in _S3 and "::" not in url:
+            from loaderkit.cache.s3_session import FEW_TRIES
+
+            users_config = options.get("config_kwargs") or {}
+            self._options["config_kwargs"] = {**FEW_TRIES, **users_config}
 
     def run(self) -> _FileSystem:
         """Open it.
@@ -645,7 +657,11 @@ class _Opening:
         import fsspec
 
         with _told_in_our_words(self._url):
-            return _FileSystem(*fsspec.url_to_fs(self._url, **self._options))
+            system, root = fsspec.url_to_fs(self._url, **self._options)
+        if _protocol_of(self._url) in _S3:
+            # Tries of its own around those of its client.
+            system.retries = 1
+        return _FileSystem(system, root)
 
 
 @contextlib.contextmanager

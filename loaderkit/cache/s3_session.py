@@ -1,8 +1,8 @@
 """What s3fs makes its clients with: told at once what no try helps, and smaller.
 
-A client tries again by itself for 5 to 12 s, also where a certificate is refused or an
-address is none; ``ObjectStore`` does that seven times.  So such errors end the client's
-own tries.
+A client tries again by itself, five times, and s3fs that five times, also where a
+certificate is refused or an address is none; ``ObjectStore`` does that seven times.  So
+such errors end the client's own tries, and of others it makes ``FEW_TRIES``.
 
 A client of S3 reads three descriptions of AWS, as JSON.  botocore makes
 ``OrderedDict``s of their objects, which were once the only dicts in order: 148,000
@@ -23,6 +23,13 @@ from botocore.exceptions import HTTPClientError, ProfileNotFound
 from botocore.loaders import JSONFileLoader, Loader
 
 from loaderkit.cache.store_answers import may_connect_soon
+
+FEW_TRIES = {"retries": {"total_max_attempts": 3}}
+"""What a client is configured with, where the user does not say.  Chosen: a part of a
+large file is sent again without those before it, and a request whose every try fails
+takes 3 s at most, behind which ``ObjectStore`` waits longer.  With its own five, and
+s3fs's, a store that asks to slow down got 61 requests in a minute, and was then told as
+one that gives no answer."""
 
 
 class _PlainDictLoader(JSONFileLoader):  # type: ignore[misc]  # botocore has no types

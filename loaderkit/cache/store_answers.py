@@ -7,6 +7,8 @@ more is a name in a table.
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import errno
 import re
 import socket
@@ -30,6 +32,56 @@ _WORTH_ANOTHER_TRY = {408, 409, 425, 429}
 """Statuses below 500 that pass: timeouts, conflicts, too many requests."""
 _NOT_IMPLEMENTED = {501, 505}
 """A server that cannot do this now cannot do it a moment later."""
+_BAD_REQUEST = 400
+"""S3 answers so where credentials have expired, and where it was asked too often; its
+code says which."""
+_CREDENTIAL_CODES = {
+    # S3
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "InvalidSecurity",
+    "RequestTimeTooSkewed",
+    # STS, IAM, and what speaks as they do
+    "ExpiredTokenException",
+    "RequestExpired",
+    "UnrecognizedClientException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "IncompleteSignature",
+    "MissingAuthenticationToken",
+    "AuthFailure",
+    "InvalidIdentityToken",
+    "IDPCommunicationError",
+    # the answer to HEAD has no body, and so no code but its status
+    str(_BAD_REQUEST),
+}
+"""Codes of S3, most of them sent with the status 400."""
+_ARCHIVED = "InvalidObjectState"
+"""Sent with 403: the file has to be fetched from an archive first."""
+_CODES_THAT_PASS = {
+    "SlowDown",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "RequestLimitExceeded",
+    "LimitExceededException",
+    "BandwidthLimitExceeded",
+    "PriorRequestNotComplete",
+    # what was garbled on its way there
+    "BadDigest",
+    "IncompleteBody",
+    "XAmzContentSHA256Mismatch",
+}
+"""The same of what may pass; as botocore has them, whose own tries are fewer."""
 _CREDENTIAL_ERRORS = {
     # botocore
     "NoCredentialsError",
@@ -38,6 +90,11 @@ _CREDENTIAL_ERRORS = {
     "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
     "SSOTokenLoadError",
+    "SSOError",
+    "LoginError",
+    "NoAuthTokenError",
+    "RefreshWithMFAUnsupportedError",
+    "UnknownCredentialError",
     "ProfileNotFound",
     # google.auth
     "DefaultCredentialsError",
@@ -85,6 +142,9 @@ _NO_SUCH_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NON
 _TRIES_OF_UNKNOWN_HOSTS = 3
 """So often a name is looked up that no server knows.  Chosen: 1.5 to 2.3 s, for names
 that a cluster gives to what it has just started."""
+TRIES_OF_LAPSED_CREDENTIALS = 3
+"""So often credentials that have worked are read anew.  Chosen as above: a program that
+renews them does so before they expire, and few moments late at most."""
 _NO_TLS = {
     "WRONG_VERSION_NUMBER",
     "UNKNOWN_PROTOCOL",
@@ -123,6 +183,8 @@ _OF_CLOCKS = re.compile(
     re.IGNORECASE,
 )
 """What S3, its likes and Azure say to requests whose time is not theirs."""
+_MOST_SKEW_S = 900.0
+"""What S3 allows between its clock and ours; Azure does, too."""
 _MAX_ERROR_LETTERS = 300
 """Of an error's text in a message: some hold a whole page of HTML.  Chosen: four lines
 of a terminal."""
@@ -150,6 +212,16 @@ def status_of(error: BaseException) -> int | None:
         if isinstance(status, int) and 400 <= status < 600:
             return status
     return None
+
+
+def code_of(error: BaseException) -> str:
+    """Find the code by which S3 says what is wrong; "" where there is none."""
+    # s3fs raises Python's errors from botocore's, which carry the response.
+    for raised in (error, error.__cause__):
+        response = getattr(raised, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+    return ""
 
 
 def what_happened(error: Exception) -> Exception:
@@ -306,6 +378,7 @@ def check_worth_another_try(
         raise not_there(where, verb, error) from error
     may_pass = (
         status is None
+        or code_of(error) in _CODES_THAT_PASS
         or (status >= 500 and status not in _NOT_IMPLEMENTED)
         or status in _WORTH_ANOTHER_TRY
     )
@@ -341,17 +414,19 @@ def _refused_by_store(
 ) -> CacheError:
     """Say that the store does not let us do something."""
     message = f"{where} could not be {verb}: {text_of(error)}."
-    has_expired = "expired" in text_of(error).lower()
-    if verb == "written" and "read" in verbs_let_in and not has_expired:
-        why = "these credentials may read there, and not write"
-        may_write = " with credentials that may write, or another URL"
-        fix = Fix.of(STORAGE_OPTIONS, may_write)
-        return CacheError(message, why=why, fix=fix)
-    if _OF_CLOCKS.search(message):
+    if is_of_clocks(error):
         why = "requests are signed with the time, and the clock of this machine, or "
         why += "that of the store, is wrong"
         clock = time.strftime("%Y-%m-%d %H:%M %Z")
         return CacheError(message, why=why, fix=f"set the clock, which says {clock}")
+    is_of_rights = "expired" not in text_of(error).lower() and (
+        code_of(error) not in _CREDENTIAL_CODES
+    )
+    if verb == "written" and "read" in verbs_let_in and is_of_rights:
+        why = "these credentials may read there, and not write"
+        may_write = " with credentials that may write, or another URL"
+        fix = Fix.of(STORAGE_OPTIONS, may_write)
+        return CacheError(message, why=why, fix=fix)
     why = (
         "the store does not let you in: credentials are missing, expired, or not "
         "allowed to do this"
@@ -377,14 +452,50 @@ def _kinds_of(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
 
 
+def is_of_clocks(error: Exception) -> bool:
+    """Tell whether the store refuses a request for the time that it is signed with."""
+    if code_of(error).isdecimal():  # HEAD: the answer has no text that says so
+        return _seconds_between_clocks(error) > _MOST_SKEW_S
+    return _OF_CLOCKS.search(f"{code_of(error)} {error}") is not None
+
+
+def _seconds_between_clocks(error: BaseException) -> float:
+    """Compare the time that stands in an answer with that of this machine."""
+    for raised in (error, error.__cause__):
+        response = getattr(raised, "response", None)
+        if isinstance(response, dict):
+            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+            # No date, or none that can be read.
+            with contextlib.suppress(ValueError, TypeError):
+                date = email.utils.parsedate_to_datetime(headers.get("date"))
+                return abs(date.timestamp() - time.time())
+    return 0.0
+
+
+def may_have_lapsed(error: Exception) -> bool:
+    """Tell whether a store that has let us in might do so again with new credentials.
+
+    They are read anew with each try: what renews them writes them to a file, or gives
+    them when it is asked.
+    """
+    return is_refusal(error) and not is_of_clocks(error)
+
+
 def is_refusal(error: Exception) -> bool:
     """Tell whether the store does not let us in."""
-    is_refused = isinstance(error, PermissionError) or bool(
-        _kinds_of(error) & _CREDENTIAL_ERRORS
-    )
+    # google.auth says so where it is the server of tokens that is busy.
+    if getattr(error, "retryable", False) is True:
+        return False
+    status, code = status_of(error), code_of(error)
+    # s3fs makes a PermissionError of what no credentials help against, too.
+    is_of_rights = status in {None, _UNAUTHORIZED, _FORBIDDEN}
+    is_refused = isinstance(error, PermissionError) and is_of_rights
+    is_refused = is_refused or bool(_kinds_of(error) & _CREDENTIAL_ERRORS)
+    is_refused = is_refused or code in _CREDENTIAL_CODES
     # FTP's "not logged in"; ftplib has one class for all that is refused for good.
     is_refused = is_refused or str(error).startswith("530 ")
-    return is_refused or status_of(error) in {_UNAUTHORIZED, _FORBIDDEN}
+    is_refused = is_refused or status in {_UNAUTHORIZED, _FORBIDDEN}
+    return is_refused and code != _ARCHIVED
 
 
 def gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:

@@ -26,6 +26,7 @@ from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.remote import STORAGES, RemoteCache, locate_cache, open_storage
 from loaderkit.cache.storage import Patience
+from loaderkit.cache.store_answers import TRIES_OF_LAPSED_CREDENTIALS
 from loaderkit.errors import CacheError, OptionError
 from loaderkit.testing import StorageContract
 
@@ -163,7 +164,7 @@ def test_credentials_that_nobody_renews_are_an_error_after_some_tries(
 
     assert store.url in str(raised.value)
     assert "log in again" in raised.value.fix
-    assert proxy.refusals >= 4
+    assert proxy.refusals == TRIES_OF_LAPSED_CREDENTIALS
 
 
 @pytest.mark.needs("s3")
