@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -138,3 +139,63 @@ class Interrupts:
         except BaseException as error:
             self._raised = error
             raise
+
+
+class _ToldApart:
+    """A handler of SIGINT whose frame is in the traceback of what it raises.
+
+    Args:
+        previous: What was there, and does what an interrupt does.
+    """
+
+    def __init__(self, previous: Callable[[int, FrameType | None], Any]) -> None:
+        self._previous = previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._previous(number, frame)
+
+
+def tell_signals_apart() -> None:
+    """Have this process know a Ctrl-C from a KeyboardInterrupt that code raises.
+
+    Python's own handler leaves no trace of itself.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if callable(previous) and not isinstance(previous, _ToldApart):
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, _ToldApart(previous))
+
+
+def is_of_code(error: BaseException | None) -> bool:
+    """Tell whether code has raised a KeyboardInterrupt, and no signal.
+
+    Args:
+        error: As it was raised.
+
+    Returns:
+        False where that is not known: ``tell_signals_apart`` was not called, or a
+        handler was set since.
+
+    >>> before = signal.getsignal(signal.SIGINT)
+    >>> tell_signals_apart()
+    >>> try:
+    ...     raise KeyboardInterrupt
+    ... except KeyboardInterrupt as error:
+    ...     is_of_code(error)
+    True
+    >>> try:
+    ...     signal.raise_signal(signal.SIGINT)
+    ... except KeyboardInterrupt as error:
+    ...     is_of_code(error)
+    False
+    >>> _ = signal.signal(signal.SIGINT, before)
+    """
+    if not isinstance(signal.getsignal(signal.SIGINT), _ToldApart):
+        return False
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is _ToldApart.__call__.__code__:
+                return False
+        # Code may raise another one where it has caught the signal's.
+        error = error.__context__
+    return True

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from loaderkit.errors import LoaderError
+from loaderkit.interrupts import tell_signals_apart
 from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt, is_sent
 from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
@@ -322,6 +323,7 @@ class WorkerStart:
             # the parent's pid only after this call, so it would watch the process that
             # has adopted this one, and the worker would wait for ever.
             raise SystemExit(1)
+        tell_signals_apart()
         stand_in = _show_users_dataset()
         if self.sending is not None:
             self.sending.start()

@@ -8,6 +8,7 @@ import traceback
 from torch.utils.data import get_worker_info
 
 from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.interrupts import is_of_code
 from loaderkit.loader.users_errors import error_about
 
 
@@ -82,8 +83,9 @@ def is_sent(error: BaseException) -> bool:
     """Say whether what ended the reading of a batch is sent in the batch's place.
 
     In a worker it is, and the worker lives on.  So is what is no ``Exception``, such as
-    ``SystemExit``: no error of a sample, it would end the worker and be told as its
-    death, while without workers the loop gets it as it is.
+    ``SystemExit`` or a ``KeyboardInterrupt`` that code raises: no error of a sample, it
+    would end the worker and be told as its death, while without workers the loop gets
+    it as it is.
 
     Args:
         error: As it was raised.
@@ -92,7 +94,8 @@ def is_sent(error: BaseException) -> bool:
         False without workers, and for a Ctrl-C: that goes to every process of a
         terminal, and a worker ends by it at once.
     """
-    return get_worker_info() is not None and not isinstance(error, KeyboardInterrupt)
+    is_ctrl_c = isinstance(error, KeyboardInterrupt) and not is_of_code(error)
+    return get_worker_info() is not None and not is_ctrl_c
 
 
 class LocalFailure:

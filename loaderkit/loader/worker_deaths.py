@@ -395,8 +395,7 @@ def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> DeathCause
     if name:
         return DeathCause(f"signal {name}", "num_workers=0 shows where")
     if code == 0:
-        why = "it was interrupted (SIGINT, as by Ctrl-C), or KeyboardInterrupt was "
-        why += "raised"
+        why = "it was interrupted (SIGINT, as by Ctrl-C)"
         fix = "interrupt the training process, which ends its workers"
         return DeathCause(why, fix)
     why = f"it ended itself with exit code {code}"

@@ -75,6 +75,8 @@ class Doomed(Dataset):
         if row == 13:
             if self.way == "raise":
                 raise KeyError(row)
+            if self.way == "interrupt":
+                raise KeyboardInterrupt(row)
             if self.way == "exit":
                 os._exit(3)
             os.kill(os.getpid(), getattr(signal, self.way))

@@ -243,6 +243,24 @@ def test_a_worker_that_dies_is_told_with_its_samples(way, why):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("make", [DataLoader, build_loader])
+def test_an_interrupt_that_code_raises_comes_as_from_torch_without_workers(make):
+    """With workers, torch tells it as the worker's death: see ``SIGINT`` above."""
+    workers = 0 if make is DataLoader else 2
+    batches = iter(make(Doomed("interrupt"), batch_size=4, num_workers=workers))
+    before = [next(batches)[:, 0].tolist() for _ in range(3)]
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(batches)
+
+    assert caught.value.args == (13,)
+    assert before == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    if workers:
+        assert "raise KeyboardInterrupt(row)" in str(caught.value.__cause__)
+
+
+@pytest.mark.slow
 # Python drops what the handler raises inside of a destructor, and says so.  The loop
 # raises it then, when torch looks after its workers, every 5 s.
 @pytest.mark.filterwarnings(
