@@ -37,6 +37,7 @@ from benchmarks.large_models import LARGE_STEPS
 from benchmarks.workloads import BATCH, InMemory, make_graphs
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
+from loaderkit.budget.step.step_copies import StepCopies
 from loaderkit.budget.step.train_step import (
     Step,
     call_model,
@@ -196,7 +197,7 @@ def measure_on_gpu(model: Any, batch: Any, step: Step) -> tuple[int, int]:
         checkpoint_blocks(twin)
     twin = twin.to(DEVICE)
     batch = map_tensors(lambda tensor: tensor.to(DEVICE), batch)
-    optimizer = make_optimizer(model, twin, step)
+    optimizer = make_optimizer(model, StepCopies(twin, batch, step, {}))
     for _ in range(STEPS_A_RUN):
         _train_once(twin, batch, optimizer, step)
     torch.cuda.synchronize()

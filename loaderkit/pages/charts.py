@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from loaderkit.pages.scales import Scale
 
 Colour: TypeAlias = Literal[
-    "blue", "orange", "green", "purple", "teal", "brown", "grey", "red"
+    "blue", "orange", "green", "purple", "teal", "brown", "grey", "olive", "red"
 ]
 """Each has a shade for light and one for dark paper, in ``page.css``."""
 COLOURS: tuple[Colour, ...] = (
@@ -42,6 +42,7 @@ COLOURS: tuple[Colour, ...] = (
     "teal",
     "brown",
     "grey",
+    "olive",
 )
 """In the order in which series take them; red is kept for limits and what is wrong."""
 _VIEW = 1000

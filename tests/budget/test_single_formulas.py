@@ -35,7 +35,8 @@ def test_logits_with_weights_are_exact(reduction, weight):
         estimated = estimate(model, batch, step)
 
         truth = max(measure_step(model, batch, step).values())
-        assert estimated.peak == truth
+        # The profiler does not see what was there before, such as these weights.
+        assert estimated.peak - estimated.parts["captured"] == truth
         assert not estimated.assumptions
 
 

@@ -22,8 +22,10 @@ Part = Literal[
     "activations",
     "temporaries",
     "batch",
+    "captured",
 ]
-"""What memory is used for."""
+"""What memory is used for.  Captured is what a step reads and that is neither its
+model's nor its batch's nor a parameter: a graph in a global, a table in a closure."""
 End = Literal["low", "likely", "high"]
 """Which end of what is not known exactly."""
 

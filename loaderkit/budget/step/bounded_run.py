@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.fake_tensors import without_torch_logging
-from loaderkit.budget.step.measure import copied, has_one_storage, step_copies
-from loaderkit.budget.step.train_step import run_step
+from loaderkit.budget.step.measure import has_one_storage, real_copies
+from loaderkit.budget.step.train_step import make_optimizer, run_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,8 @@ def runs_within(
     Returns:
         Whether the whole step ran.
     """
-    copies = step_copies(model, copied(batch), step)
+    copies = real_copies(model, batch, step)
+    optimizer = make_optimizer(model, copies)
     try:
         with (
             warnings.catch_warnings(),
@@ -57,7 +58,7 @@ def runs_within(
             _BoundedMode(limit_bytes),
         ):
             warnings.simplefilter("ignore")
-            run_step(copies.model, copies.batch, copies.optimizer, step)
+            run_step(copies.model, copies.batch, optimizer, copies.step)
     except _BoundReachedError:
         return False
     return True

@@ -120,7 +120,7 @@ _CHECKPOINT_BYTES = 2 * 5056
 bytes on the CPU), which it keeps for the backward pass and reads again there; what it
 read is garbage of a cycle, and stays until Python collects that (measured)."""
 
-_HELD_THROUGHOUT: tuple[Part, ...] = ("parameters", "buffers", "batch")
+_HELD_THROUGHOUT: tuple[Part, ...] = ("parameters", "buffers", "batch", "captured")
 """What lives before the step begins and after it: no peak is below their sum."""
 
 
@@ -133,7 +133,7 @@ class StepEstimate(HasPage):
     """Highest sum of live tensors; the device's own context is not in it."""
     low: int
     """Lower end; within 0.1 % and 6 kB of ``peak`` when nothing was assumed.  It is
-    never below what is held in any case: parameters, buffers and the batch."""
+    never below what is held in any case: parameters, buffers, the batch and what is captured."""
     high: int
     """Upper end."""
     phase: Phase
@@ -687,6 +687,8 @@ def _text_lines(step_estimate: StepEstimate) -> Iterator[str]:
     )
     for part in PARTS:
         size = step_estimate.parts[part]
+        if part == "captured" and not size:
+            continue
         share = size / max(step_estimate.peak, 1)
         yield f"  {part:16} {format_bytes(size):>9} {share:6.1%}"
     by_size = sorted(step_estimate.phases.items(), key=lambda item: -item[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from loaderkit.budget.step.measure import has_one_storage
+from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 
@@ -51,12 +53,16 @@ _ATTENTIONS = (
 )
 
 
-def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
+def fake_model(
+    fake: FakeTensorMode, model: torch.nn.Module, copies: dict[int, Any]
+) -> Any:
     """Copy a module with fake floats; integers are copied.
 
     Args:
         fake: Makes the fakes.
         model: The module.
+        copies: Gets the copy of each object in it by the ``id`` of the user's, as
+            ``copy.deepcopy`` keeps them.
 
     Returns:
         The copy, which shares nothing with it.
@@ -68,7 +74,7 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         message = "a compiled module takes real tensors alone"
         raise NotImplementedError(message)
-    memo: dict[int, Any] = {}
+    memo = copies
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, UninitializedParameter):
             message = f"parameter {name} has no shape yet."
@@ -84,9 +90,33 @@ def fake_model(fake: FakeTensorMode, model: torch.nn.Module) -> Any:
         values_held = [*module.buffers(recurse=False), *vars(module).values()]
         for value in values_held:
             if isinstance(value, torch.Tensor) and id(value) not in memo:
-                memo[id(value)] = _fake_floats(fake, value, copy_integers=True)
+                memo[id(value)] = fake_floats(fake, value, copy_integers=True)
     # deepcopy takes what is in the memo for copied already.
     return copy.deepcopy(model, memo)
+
+
+def fake_copies(
+    fake: FakeTensorMode, model: torch.nn.Module, batch: object, step: Step
+) -> StepCopies:
+    """Copy what a step uses with fake floats.
+
+    Args:
+        fake: Makes the fakes.
+        model: A module; not changed.
+        batch: Not changed.
+        step: How a step is made.
+
+    Returns:
+        The copies.
+    """
+    return step_copies(
+        model,
+        batch,
+        step,
+        copy_model=functools.partial(fake_model, fake),
+        copy_batch=functools.partial(fake_batch, fake),
+        copy_tensor=functools.partial(fake_floats, fake),
+    )
 
 
 def fake_batch(fake: FakeTensorMode, batch: object) -> Any:
@@ -98,7 +128,7 @@ def fake_batch(fake: FakeTensorMode, batch: object) -> Any:
     copies: dict[int, torch.Tensor] = {}
 
     def fake_once(tensor: torch.Tensor) -> Any:
-        like = _fake_floats(fake, tensor)
+        like = fake_floats(fake, tensor)
         if like is not tensor or not _is_part_of_storage(tensor):
             return like
         # A tensor that is in a batch twice stays one.
@@ -112,7 +142,7 @@ def _is_part_of_storage(tensor: torch.Tensor) -> bool:
     return has_one_storage(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
-def _fake_floats(
+def fake_floats(
     fake: FakeTensorMode, tensor: Any, *, copy_integers: bool = False
 ) -> Any:
     """Make a fake of floats; give integers as they are, on the CPU.
@@ -120,7 +150,7 @@ def _fake_floats(
     Integers decide shapes (edges, lengths), so that they must have values.
     """
     if tensor.is_nested and tensor.layout is torch.jagged:
-        values = _fake_floats(fake, tensor.values(), copy_integers=copy_integers)
+        values = fake_floats(fake, tensor.values(), copy_integers=copy_integers)
         return torch.nested.nested_tensor_from_jagged(values, tensor.offsets())
     if not (tensor.is_floating_point() or tensor.is_complex()):
         if tensor.device.type == "meta":

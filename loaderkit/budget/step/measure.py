@@ -15,6 +15,7 @@ from torch.autograd.profiler import record_function
 
 from loaderkit.budget.step.memory_profile import memory_profile
 from loaderkit.budget.step.peaks import PHASES
+from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.budget.step.train_step import (
     Step,
     checkpoint_blocks,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _PHASE = "loaderkit: "
 _FREED = "loaderkit freed: "
 """What names of ranges begin with; then comes the phase, or a number of bytes."""
+_MOST_COPIED_BYTES = 1 << 24
+"""Of a tensor that the loss reads: what a step that is run for real may take."""
 
 
 def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phase, int]:
@@ -45,9 +48,11 @@ def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phas
         Peak bytes by phase of parameters, buffers, batch and everything allocated, as
         the events of torch's own allocator add up; no allocator slack.
     """
-    twin, own_batch, optimizer = step_copies(model, copied(batch), step)
+    copies = real_copies(model, batch, step)
+    twin, own_batch = copies.model, copies.batch
+    optimizer = make_optimizer(model, copies)
     before_steps = [
-        *twin.parameters(),
+        *copies.all_parameters(),
         *twin.buffers(),
         *flatten_tensors(own_batch),
         *optimizer_state(optimizer),
@@ -63,7 +68,7 @@ def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phas
     ):
         warnings.simplefilter("ignore")
         for _ in range(2):
-            run_step(twin, own_batch, optimizer, step, mark=mark_phase)
+            run_step(twin, own_batch, optimizer, copies.step, mark=mark_phase)
         mark_phase("end")
     peaks = _peaks_by_phase(profiled, base_bytes)
     # Until here, so that what is freed in the step is seen, and nothing else.
@@ -91,35 +96,37 @@ def _mark_freed(nbytes: int, _ref: object) -> None:
         pass
 
 
-class StepCopies(NamedTuple):
-    """What a step is run on."""
-
-    model: Any
-    batch: Any
-    optimizer: Any
-    """None where nothing is updated."""
-
-
-def step_copies(model: torch.nn.Module, batch: object, step: Step) -> StepCopies:
-    """Copy a module and make its optimizer.
+def real_copies(model: torch.nn.Module, batch: object, step: Step) -> StepCopies:
+    """Copy what a step uses, to run it for real.
 
     Args:
         model: A module; not changed.
-        batch: Already a copy.
+        batch: Not changed.
         step: How a step is made.
 
     Returns:
         What may be trained.
     """
-    twin = _copy_module(model)
+    copies = step_copies(
+        model,
+        batch,
+        step,
+        copy_model=_copy_module,
+        copy_batch=copied,
+        copy_tensor=_copy_if_small,
+    )
     if step.checkpoint:
-        checkpoint_blocks(twin)
-    return StepCopies(twin, batch, make_optimizer(model, twin, step))
+        checkpoint_blocks(copies.model)
+    return copies
 
 
-def _copy_module(model: torch.nn.Module) -> Any:
+def _copy_if_small(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor that a loss reads, unless that takes more than a step may."""
+    return tensor.clone() if tensor.nbytes <= _MOST_COPIED_BYTES else tensor
+
+
+def _copy_module(model: torch.nn.Module, copies: dict[int, Any]) -> Any:
     """Copy a module, and what torch cannot copy by itself in it."""
-    copies: dict[int, Any] = {}
     # Torch cannot copy compressed sparse tensors so.
     copies |= {id(sparse): sparse.clone() for sparse in sparse_tensors_of(model)}
     for module in model.modules():

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from loaderkit.budget.step.step_copies import StepCopies
+
     _Group = dict[str, Any]
 
 
@@ -28,29 +30,30 @@ def is_torchs(optimizer: Optimizer | None) -> bool:
 
 
 def optimizer_like(
-    optimizer: Optimizer, model: torch.nn.Module, twin: torch.nn.Module
+    optimizer: Optimizer, model: torch.nn.Module, copies: StepCopies
 ) -> Any:
     """Make an optimizer like another one; nothing of that one is changed.
 
     Args:
         optimizer: To be like: its class, groups of parameters and their settings.
         model: What it was made for.
-        twin: A copy of it, real or fake.
+        copies: Of it and of a loss, real or fake.
 
     Returns:
-        The optimizer of those parameters of the copy that the other one has of the
-        model.  One that was made for another model altogether lends its class and
-        settings; then all parameters that are trained are updated.
+        The optimizer of those parameters of the copies that the other one has of the
+        model and the loss.  One that was made for another model altogether lends its
+        class and settings; then all parameters that are trained are updated.
     """
-    by_name = dict(twin.named_parameters(remove_duplicate=False))
-    twins = {
+    by_name = dict(copies.model.named_parameters(remove_duplicate=False))
+    twins: dict[int, torch.Tensor] = {
         id(parameter): by_name[name]
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if name in by_name
     }
+    twins.update(copies.loss_parameters)
     groups = _groups_of_twins(optimizer, twins)
     if not groups:
-        trained = [p for p in twin.parameters() if p.requires_grad]
+        trained = [p for p in copies.all_parameters() if p.requires_grad]
         groups = [copy.deepcopy(optimizer.defaults) | {"params": trained}]
 
     if is_torchs(optimizer):
@@ -67,7 +70,7 @@ def _groups_of_twins(
 ) -> list[_Group]:
     """Give the groups with their settings; those without a parameter are left out.
 
-    Others than the model's are no part of its step, such as those of a loss.
+    Others than the model's and the loss's are no part of the step.
     """
     groups = []
     for group in optimizer.param_groups:

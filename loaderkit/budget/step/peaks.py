@@ -20,6 +20,7 @@ PARTS_ALWAYS_HELD: tuple[Part, ...] = (
     "buffers",
     "gradients",
     "optimizer state",
+    "captured",
 )
 """Those whose size does not depend on the batch."""
 

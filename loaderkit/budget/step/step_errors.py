@@ -8,6 +8,7 @@ a rule for shapes.  The first is the user's to know, the second is ours to work 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,10 @@ from torch._subclasses.fake_tensor import (
 from loaderkit.budget.step.allocation_log import Log
 from loaderkit.budget.step.fake_tensors import (
     attention_of,
-    fake_batch,
-    fake_model,
+    fake_copies,
     without_torch_logging,
 )
+from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
@@ -129,35 +130,38 @@ def find_error_without_memory(
         return None
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        fake_twin, batch_of_fakes = fake_model(fake, model), fake_batch(fake, batch)
-        meta_twin, meta_batch = _copies_on_meta(model, batch)
+        of_fakes = fake_copies(fake, model, batch, step)
+        on_meta = step_copies(
+            model,
+            batch,
+            step,
+            copy_model=_model_on_meta,
+            copy_batch=functools.partial(map_tensors, _on_meta),
+            copy_tensor=_on_meta,
+        )
     except Exception:  # noqa: BLE001 -- a copy that fails says nothing of the step
         return None
 
-    error = _run_and_catch(model, (fake_twin, batch_of_fakes), step, fake)
+    error = _run_and_catch(model, of_fakes, fake)
     if error is None or is_limit_of_fakes(error):
         return None
     # Tensors on "meta" are plain ones, without values: what runs with them did not fail
     # for its shapes or types, but because a fake is no plain tensor.
-    if _run_and_catch(model, (meta_twin, meta_batch), step, nullcontext()) is None:
+    if _run_and_catch(model, on_meta, nullcontext()) is None:
         return None
     return error
 
 
-def _copies_on_meta(
-    model: torch.nn.Module, batch: object
-) -> tuple[torch.nn.Module, Any]:
-    """Copy a module and a batch; no tensor of the copies has memory."""
-    memo: dict[int, Any] = {}
+def _model_on_meta(model: torch.nn.Module, copies: dict[int, Any]) -> Any:
+    """Copy a module without memory; notes what is a copy of what."""
     for parameter in model.parameters():
-        memo[id(parameter)] = torch.nn.Parameter(
+        copies[id(parameter)] = torch.nn.Parameter(
             torch.empty_like(parameter, device="meta"),
             requires_grad=parameter.requires_grad,
         )
     for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
-    twin = copy.deepcopy(model, memo)
-    return twin, map_tensors(_on_meta, batch)
+        copies[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, copies)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,23 +170,21 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _run_and_catch(
     model: torch.nn.Module,
-    copies: tuple[torch.nn.Module, Any],
-    step: Step,
+    copies: StepCopies,
     mode: AbstractContextManager[object],
 ) -> Exception | None:
-    """Run a step of copies of a model and a batch; give its error, if it has one."""
-    twin, batch = copies
+    """Run a step of copies; give its error, if it has one."""
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
-        attention_of(step, Log()),
+        attention_of(copies.step, Log()),
         without_torch_logging(),
         mode,
     ):
         warnings.simplefilter("ignore")
         try:
-            optimizer = make_optimizer(model, twin, step)
-            run_step(twin, batch, optimizer, step)
+            optimizer = make_optimizer(model, copies)
+            run_step(copies.model, copies.batch, optimizer, copies.step)
         except Exception as error:  # noqa: BLE001 -- any error of the user's own
             return error
     return None

@@ -22,8 +22,7 @@ from loaderkit.budget.step.assumed_scalars import MOST, Assumed
 from loaderkit.budget.step.cuda_functions import CudaFunctions
 from loaderkit.budget.step.fake_tensors import (
     attention_of,
-    fake_batch,
-    fake_model,
+    fake_copies,
     without_torch_logging,
 )
 from loaderkit.budget.step.measure import (
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loaderkit.budget.step.allocation_log import Part
+    from loaderkit.budget.step.step_copies import StepCopies
 
 
 _KEPT_BYTES = 1 << 10
@@ -122,7 +122,8 @@ def _track_once(
         Whether the second step of a training would be like this one.
     """
     fake, log, values = tracker.fake, tracker.log, tracker.values
-    twin, twin_batch = fake_model(fake, model), fake_batch(fake, batch)
+    copies = fake_copies(fake, model, batch, step)
+    twin, twin_batch, step = copies.model, copies.batch, copies.step
     if step.checkpoint:
         log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
@@ -140,7 +141,7 @@ def _track_once(
     if values is not None:
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
-    optimizer = make_optimizer(model, twin, step)
+    optimizer = make_optimizer(model, copies)
     tracker.note_optimizer(optimizer)
     # Adagrad makes its state at once, others in the first step.
     tracker.add_all(optimizer_state(optimizer), "optimizer state")
@@ -155,14 +156,16 @@ def _track_once(
         stack.enter_context(without_torch_logging())
         stack.enter_context(_function_modes(step, tracker))
         stack.enter_context(_modules_named(twin, step, tracker))
+        stack.callback(tracker.restore_captured)
         stack.enter_context(tracker)
-        has_state = give_state and _give_state(twin, optimizer, tracker)
+        has_state = give_state and _give_state(copies, optimizer, tracker)
         if not has_state:
             run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
         run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
-        tracker.label_gradients(twin)
+        tracker.label_gradients(copies.all_parameters())
         tracker.label_state(optimizer)
     log.lacks_autocast |= bool(caught)
+    tracker.move_captured_to_beginning()
 
     with warnings.catch_warnings():
         # Small calls are made with invented values, of which torch may warn.
@@ -170,7 +173,7 @@ def _track_once(
         add_workspaces(tracker.calls, log, step.target.traits.kernels)
         add_formulas(tracker, log)
 
-    has_unused = any(parameter.grad is None for parameter in twin.parameters())
+    has_unused = any(p.grad is None for p in copies.all_parameters())
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
     # An optimizer that finds a basis for its gradients does so in its first update.
     update_bytes = totals(peaks_of(log)).get("step", 0)
@@ -211,7 +214,7 @@ def _name_batch_values(values: RealValues, twin_batch: object, batch: object) ->
 
 
 def _give_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, tracker: Tracker
+    copies: StepCopies, optimizer: torch.optim.Optimizer | None, tracker: Tracker
 ) -> bool:
     """Let the optimizer make its state, as the first step of a training does.
 
@@ -220,14 +223,14 @@ def _give_state(
     """
     if optimizer is None:
         return True
-    parameters = list(model.parameters())
+    parameters = copies.all_parameters()
     if not all(parameter.requires_grad for parameter in parameters):
         return False
     updated = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not all(id(parameter) in updated for parameter in parameters):
         # The gradients of the others are kept from step to step: none frees them.
         return False
-    if any(getattr(module, "sparse", False) for module in model.modules()):
+    if any(getattr(module, "sparse", False) for module in copies.model.modules()):
         # Their gradients are sparse, which cannot be made of zeros.
         return False
     STATES.give(optimizer)

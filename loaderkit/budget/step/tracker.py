@@ -41,6 +41,7 @@ from loaderkit.budget.step.shape_rules import (
     without_unasked_gradients,
 )
 from loaderkit.budget.step.sparse_fakes import SparseFakes
+from loaderkit.budget.step.step_copies import KeptAsTheyWere
 from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ _MAXIMUM_OF_BAG = 2
 """The number of the mode "max" among the arguments of torch's bags."""
 _LIKE_VIEWS = (_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default)
 """Operators that give their operand's storage, and are not called views."""
+_PARTS_BEFORE: tuple[Part, ...] = ("parameters", "captured")
+"""What a step may read that neither its model nor its batch has."""
 _COMPARISONS = (_aten.equal.default, _aten.allclose.default)
 """Operators that give no tensor but a condition."""
 _VALUES = ("arange", "scalar_tensor", "linspace")
@@ -167,6 +170,19 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._checkpoints_of_step = 0
         self._sparse_bytes_of_step = 0
         self._most_sparse_bytes_of_a_step = 0
+        self._captured: set[int] = set()
+        """Numbers of storages that were there before, but nobody named."""
+        self._parameters_of_others: list[torch.nn.Parameter] = []
+        """Parameters that are read, and are not the model's."""
+        self._kept = KeptAsTheyWere()
+        self._before = {part: self._begin(part) for part in _PARTS_BEFORE}
+        """Numbers of the events that stand for what was there before."""
+
+    def _begin(self, part: Part) -> int:
+        number = len(self.log.events)
+        self.log.events.append(Event(number, 0))
+        self.log.owners[number] = part
+        return number
 
     def mark(self, phase: LogPhase) -> None:
         """Begin a phase."""
@@ -274,6 +290,41 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return known_parts
         return parts_of_sparse(tensor, self.fake if _is_fake(tensor) else None)
 
+    def _note_captured(self, operands: Iterable[torch.Tensor]) -> None:
+        """Log what an operator reads that no operator made, and nobody named."""
+        for tensor in operands:
+            if tensor.layout is torch.jagged or tensor._is_zerotensor():
+                continue
+            if has_one_storage(tensor):
+                components = [tensor]
+            elif isinstance(tensor, FakeTensor) or self.sparse.parts_of(tensor):
+                continue
+            else:
+                components = parts_of_sparse(tensor, None)
+            for component in components:
+                storage = component.untyped_storage()
+                if storage._cdata in self.live:
+                    continue
+                part: Part = "captured"
+                if isinstance(component, torch.nn.Parameter):
+                    part = "parameters"
+                    self._parameters_of_others.append(component)
+                self._captured.add(self._log_made(storage, part))
+                if not isinstance(component, FakeTensor):
+                    self._kept.note_gradient(component)
+
+    def move_captured_to_beginning(self) -> None:
+        """Log what was there before the step as it was: from the beginning on."""
+        for number in self._captured:
+            before = self._before[self.log.owners[number]]
+            size = self.log.events[before].change + self.log.events[number].change
+            self.log.events[before] = Event(before, size)
+            self.log.events[number] = Event(number, 0)
+
+    def restore_captured(self) -> None:
+        """Put what the step read, and nobody copied, back as it was."""
+        self._kept.restore()
+
     def note_resized(self, tensors: Iterable[torch.Tensor]) -> None:
         """Log storages that were resized without an operator.
 
@@ -316,6 +367,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Another storage may have the address by now.
         if storage is not None and storage.number == number:
             del self.live[key]
+            if number in self._captured:
+                # It was made in the step, by no operator, such as torch.from_numpy.
+                self._captured.discard(number)
+                del self.log.owners[number]
             self._overwritten.pop(key, None)
             self._counts.forget_overwritten(key)
             self.log.events.append(Event(number, -storage.nbytes))
@@ -346,9 +401,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.number not in self.log.owners
         )
 
-    def label_gradients(self, model: torch.nn.Module) -> None:
+    def label_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Name the storages of gradients."""
-        for parameter in model.parameters():
+        for parameter in [*parameters, *self._parameters_of_others]:
             if parameter.grad is not None:
                 self._label_storage(parameter.grad, "gradients")
 
@@ -363,8 +418,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._label_storage(component, owner)
             return
         storage = self.live.get(tensor.untyped_storage()._cdata)
-        if storage is not None:
-            self.log.owners.setdefault(storage.number, owner)
+        if storage is None:
+            return
+        if storage.number in self._captured:
+            # An optimizer makes its counts of steps before they are read.
+            self._captured.discard(storage.number)
+            self.log.owners[storage.number] = owner
+        self.log.owners.setdefault(storage.number, owner)
 
     def __torch_dispatch__(
         self,
@@ -389,6 +449,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = self.phase == "backward"
         reused = self._operand_to_reuse(func, args)
 
+        self._note_captured(tensors_in((args, kwargs)))
         args, kwargs = self._without_stale_values(func, args, kwargs)
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
         if func in _INDEXED:
@@ -440,6 +501,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not any(_is_real(tensor) for tensor in written):
             return args, kwargs
         if not any(map(_is_fake, tree_iter((args, kwargs)))):
+            for tensor in written:
+                if self._is_users(tensor):
+                    self._kept.note_values(tensor)
             return args, kwargs
         fakes = {
             id(tensor): self._fake_in_place_of(tensor, is_trained=False)
@@ -451,6 +515,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._overwritten[tensor.untyped_storage()._cdata] = None
         args, kwargs = tree_map(lambda leaf: fakes.get(id(leaf), leaf), (args, kwargs))
         return args, kwargs
+
+    def _is_users(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor was there before the step: the batch's, or captured."""
+        if not has_one_storage(tensor):
+            return False
+        storage = self.live.get(tensor.untyped_storage()._cdata)
+        owner = None if storage is None else self.log.owners.get(storage.number)
+        return owner in {"batch", "captured", "parameters"}
 
     def _fake_if_overwritten(self, leaf: object) -> Any:
         if not isinstance(leaf, torch.Tensor) or not _is_real(leaf):
@@ -543,11 +615,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands: list[torch.Tensor],
     ) -> Any:
         real = [tensor for tensor in operands if not isinstance(tensor, FakeTensor)]
-        for tensor in real:
-            # Numbers turned into tensors are made by no operator.
-            if not tensor.dim():
-                self.add(tensor)
-
         out = self.sparse.run(func, args, kwargs, operands)
         if out is not NotImplemented:
             return out

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch_geometric.data.data import BaseData
 
     from loaderkit.budget.step.allocation_log import LogPhase
+    from loaderkit.budget.step.step_copies import StepCopies
 
 _OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "adagrad")
 OptimizerVariant = Literal["default", "loop", "foreach", "fused"]
@@ -444,13 +445,13 @@ def checkpoint_blocks(model: torch.nn.Module) -> None:
         )
 
 
-def make_optimizer(model: torch.nn.Module, twin: torch.nn.Module, step: Step) -> Any:
+def make_optimizer(model: torch.nn.Module, copies: StepCopies) -> Any:
     """Make the optimizer of a step.
 
     Args:
         model: What the user trains; an optimizer to be like has parameters of it.
-        twin: A copy of the model, whose parameters are updated.
-        step: Which one, and for which device.
+        copies: What the step is run on; those parameters of model and loss that are
+            trained are updated.
 
     Returns:
         The optimizer; None when the step has none.
@@ -458,11 +459,12 @@ def make_optimizer(model: torch.nn.Module, twin: torch.nn.Module, step: Step) ->
     Raises:
         ValueError: It is no optimizer.
     """
-    trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
+    step = copies.step
+    trained = [p for p in copies.all_parameters() if p.requires_grad]
     if step.optimizer is None or not trained:
         return None
     if isinstance(step.optimizer, torch.optim.Optimizer):
-        optimizer = optimizer_like(step.optimizer, model, twin)
+        optimizer = optimizer_like(step.optimizer, model, copies)
     else:
         optimizer = _new_optimizer(trained, step.optimizer)
     for group in optimizer.param_groups:

@@ -1,0 +1,288 @@
+"""Copies of what a step uses, so that nothing of the user's is changed.
+
+Of the model, of the batch, and of the loss with all that it reaches: a loss may have
+parameters (ArcFace), a teacher or a running mean, or be a function that uses the model.
+What cannot be copied, such as a global that ``forward`` reads, is put back as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset
+
+from loaderkit.library_files import is_library_file
+from loaderkit.nests import flatten_tensors, map_tensors
+from loaderkit.pyg import is_pyg_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from loaderkit.budget.step.train_step import Step
+
+_CONTAINERS = (list, tuple, dict)
+_MOST_ELEMENTS = 1000
+"""Of a list or dict that is copied; chosen: no loss computes with more, and a list of
+graphs that an object keeps beside has more."""
+
+
+class StepCopies(NamedTuple):
+    """What a step is run on."""
+
+    model: Any
+    batch: Any
+    step: Step
+    """With a copy of its loss."""
+    loss_parameters: dict[int, torch.nn.Parameter]
+    """Copies of parameters that the loss has and the model has not, by the ``id`` of
+    the user's."""
+
+    def all_parameters(self) -> list[torch.nn.Parameter]:
+        """List the parameters of model and loss."""
+        return [*self.model.parameters(), *self.loss_parameters.values()]
+
+
+def step_copies(
+    model: torch.nn.Module,
+    batch: object,
+    step: Step,
+    *,
+    copy_model: Callable[[torch.nn.Module, dict[int, Any]], Any],
+    copy_batch: Callable[[object], Any],
+    copy_tensor: Callable[[torch.Tensor], torch.Tensor],
+) -> StepCopies:
+    """Copy a model, a batch and a loss.
+
+    Args:
+        model: A module; not changed.
+        batch: Not changed.
+        step: How a step is made.
+        copy_model: Copies a model, and notes by ``id`` what it has copied.
+        copy_batch: Copies a batch.
+        copy_tensor: Copies a tensor that the loss reads.
+
+    Returns:
+        The copies.
+    """
+    copies: dict[int, Any] = {}
+    twin, own_batch = copy_model(model, copies), copy_batch(batch)
+    # The loss may read the batch's tensors by itself.
+    tensors, own_tensors = flatten_tensors(batch), flatten_tensors(own_batch)
+    copies.update(zip(map(id, tensors), own_tensors, strict=True))
+    copier = LossCopier(copy_tensor, copies)
+    own_step = step.replace(loss=copier.copy(step.loss))
+    return StepCopies(twin, own_batch, own_step, copier.parameters)
+
+
+class LossCopier:
+    """Copies a loss with all that it reaches: modules, tensors, functions, objects.
+
+    What a library made is left as it is, unless it is a module, a tensor or a graph: an
+    optimizer, a dataset or a logger is nothing that a loss computes with.
+    """
+
+    def __init__(
+        self,
+        copy_tensor: Callable[[torch.Tensor], torch.Tensor],
+        copies: dict[int, Any],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            copy_tensor: Copies one tensor: with memory, or as a fake.
+            copies: Copies that are there already, by the ``id`` of what was copied, as
+                ``copy.deepcopy`` keeps them: of the model and its parameters, and of
+                the batch's tensors.
+        """
+        self._copy_tensor = copy_tensor
+        self._copies = copies
+        self._copied: list[Any] = []
+        """What was copied: while it lives, nothing else gets its ``id``."""
+        self.parameters: dict[int, torch.nn.Parameter] = {}
+        """Copies of parameters that are none of the model's, by the ``id`` of the
+        user's."""
+
+    def copy(self, value: Any) -> Any:
+        """Copy a value; give the value itself where nothing in it need be copied."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        self._copied.append(value)
+        if isinstance(value, torch.Tensor):
+            made: Any = self._copy_of_tensor(value)
+        elif isinstance(value, torch.nn.Module):
+            made = self._copy_of_module(value)
+        elif isinstance(value, types.FunctionType):
+            return self._copy_of_function(value)
+        elif isinstance(value, types.MethodType):
+            owner = self.copy(value.__self__)
+            is_same = owner is value.__self__
+            made = value if is_same else types.MethodType(value.__func__, owner)
+        elif isinstance(value, functools.partial):
+            made = self._copy_of_partial(value)
+        elif is_pyg_data(value):
+            made = map_tensors(self.copy, value)
+        elif type(value) in _CONTAINERS:
+            made = self._copy_of_container(value)
+        else:
+            return self._copy_of_object(value)
+        self._copies[id(value)] = made
+        return made
+
+    def _copy_of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return self._copy_tensor(tensor)
+        made = self._copy_tensor(tensor.detach())
+        if isinstance(tensor, torch.nn.Parameter):
+            parameter = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            self.parameters[id(tensor)] = parameter
+            return parameter
+        return made.requires_grad_(tensor.requires_grad)
+
+    def _copy_of_module(self, module: torch.nn.Module) -> Any:
+        for inner in module.modules():
+            # A tensor that is a plain attribute is no buffer, and is used all the same.
+            held = [*inner.parameters(False), *inner.buffers(False)]
+            for tensor in [*held, *flatten_tensors(list(vars(inner).values()))]:
+                self.copy(tensor)
+        try:
+            # deepcopy takes what is in the memo for copied already.
+            return copy.deepcopy(module, self._copies)
+        except Exception:  # noqa: BLE001 -- a lock or a handle: then it is used itself
+            return module
+
+    def _copy_of_function(self, function: types.FunctionType) -> Any:
+        """Copy a function of the user's with the closure and globals that it reads."""
+        if is_library_file(function.__code__.co_filename):
+            return function
+        # A function may call itself.
+        self._copies[id(function)] = function
+        cells = []
+        is_same = True
+        for cell in function.__closure__ or ():
+            inside = _inside_of(cell)
+            made = inside if inside is cell else self.copy(inside)
+            is_same &= made is inside
+            cells.append(cell if made is inside else types.CellType(made))
+        names = _global_names(function.__code__)
+        read = {n: function.__globals__[n] for n in names if n in function.__globals__}
+        changed = {n: self.copy(value) for n, value in read.items()}
+        changed = {n: made for n, made in changed.items() if made is not read[n]}
+        defaults = self.copy(function.__defaults__)
+        named_defaults = self.copy(function.__kwdefaults__)
+        is_same &= defaults is function.__defaults__
+        is_same &= named_defaults is function.__kwdefaults__
+        if is_same and not changed:
+            return function
+
+        twin = types.FunctionType(
+            function.__code__,
+            {**function.__globals__, **changed} if changed else function.__globals__,
+            function.__name__,
+            defaults,
+            tuple(cells),
+        )
+        twin.__kwdefaults__ = named_defaults
+        functools.update_wrapper(twin, function)
+        self._copies[id(function)] = twin
+        return twin
+
+    def _copy_of_partial(self, partial: functools.partial[Any]) -> Any:
+        func = self.copy(partial.func)
+        args = self._copy_of_container(partial.args)
+        keywords = self._copy_of_container(partial.keywords)
+        is_same = func is partial.func and args is partial.args
+        if is_same and keywords is partial.keywords:
+            return partial
+        return functools.partial(func, *args, **keywords)
+
+    def _copy_of_container(self, container: Any) -> Any:
+        if len(container) > _MOST_ELEMENTS:
+            return container
+        if isinstance(container, dict):
+            made = {name: self.copy(value) for name, value in container.items()}
+            is_same = all(made[name] is container[name] for name in made)
+            return container if is_same else made
+        values = list(container)
+        copies = [self.copy(value) for value in values]
+        if all(made is value for made, value in zip(copies, values, strict=True)):
+            return container
+        return type(container)(copies)
+
+    def _copy_of_object(self, value: Any) -> Any:
+        """Copy an object of a class of the user's own, if it holds what must be."""
+        attributes = getattr(value, "__dict__", None)
+        if not attributes or isinstance(value, (type, types.ModuleType, Dataset)):
+            return value
+        if _is_of_library(type(value)):
+            return value
+        # It may hold itself.
+        self._copies[id(value)] = value
+        try:
+            twin = copy.copy(value)
+        except Exception:  # noqa: BLE001 -- any object may refuse
+            return value
+        self._copies[id(value)] = twin
+        twin.__dict__.update(
+            {name: self.copy(held) for name, held in attributes.items()}
+        )
+        return twin
+
+
+def _inside_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return cell  # nothing was assigned yet
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Name what a function and those inside it read by name."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _is_of_library(kind: type) -> bool:
+    try:
+        return is_library_file(inspect.getfile(kind))
+    except (TypeError, OSError):
+        # Built in, or written at a prompt: classes of "__main__" are the user's.
+        return kind.__module__ != "__main__"
+
+
+class KeptAsTheyWere:
+    """Puts tensors of the user's back as they were before a step used them.
+
+    They are reached where nothing can be copied: by the globals of a ``forward``, or by
+    code of a library.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def note_gradient(self, tensor: torch.Tensor) -> None:
+        """Remember the gradient of a tensor, which the backward pass may change."""
+        if tensor.requires_grad and tensor.is_leaf:
+            self._gradients.append((tensor, tensor.grad))
+
+    def note_values(self, tensor: torch.Tensor) -> None:
+        """Remember the values of a tensor that is about to be written to."""
+        if not any(noted is tensor for noted, _ in self._values):
+            self._values.append((tensor, tensor.detach().clone()))
+
+    def restore(self) -> None:
+        """Put all of them back."""
+        for tensor, gradient in self._gradients:
+            tensor.grad = gradient
+        with torch.no_grad():
+            # Of two views of the same memory the first was noted before any change.
+            for tensor, values in reversed(self._values):
+                tensor.copy_(values)
