@@ -15,7 +15,10 @@ from loaderkit.budget import remedies
 from loaderkit.budget.batch.cost_model import BatchBudget, Chance
 from loaderkit.budget.batch.plan import BatchConfiguration, BatchPlan
 from loaderkit.budget.batch.savings import RemedySaving
-from loaderkit.budget.environment.allocator_settings import Setting, judge_environment
+from loaderkit.budget.environment.allocator_settings import (
+    EnvironmentFacts,
+    judge_environment,
+)
 from loaderkit.budget.environment.settings import Environment
 from loaderkit.budget.step.estimate import StepEstimate
 from loaderkit.budget.step.history import Moment
@@ -402,7 +405,7 @@ def drawn_examination(draw):
         "OMP_NUM_THREADS": draw.count("0", "999", "many"),
         "MALLOC_ARENA_MAX": "x",
     }
-    setting = Setting(environ, (2, 13), "cuda", "linux", cpus=8)
+    setting = EnvironmentFacts(environ, (2, 13), "cuda", "linux", cpus=8)
     findings = draw.count([], judge_environment(setting))
     readings = {
         name: draw.amount()

@@ -133,7 +133,8 @@ class StepEstimate(HasPage):
     """Highest sum of live tensors; the device's own context is not in it."""
     low: int
     """Lower end; within 0.1 % and 6 kB of ``peak`` when nothing was assumed.  It is
-    never below what is held in any case: parameters, buffers, the batch and what is captured."""
+    never below what is held in any case: parameters, buffers, the batch and what is
+    captured."""
     high: int
     """Upper end."""
     phase: Phase

@@ -8,7 +8,7 @@ import io
 import warnings
 import weakref
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
