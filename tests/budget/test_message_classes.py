@@ -29,6 +29,32 @@ def _joined(*parts):
 
 
 CLASSES = {
+    "runs of things": _joined(
+        ("Browser-run execution ", "Test run ", "Job run at node42 "),
+        ("exceeded its memory limit.", "exceeded its memory limit of 512 MB."),
+    ),
+    "weights that leave no memory": _joined(
+        ("ValueError: ",),
+        ("loaded weights leave no ", "the model left no "),
+        ("GPU memory ", "free memory ", "room in GPU memory "),
+        ("for the KV cache", "for activations"),
+    ),
+    "an abort that JavaScript tells": _joined(
+        ("Uncaught ", ""),
+        ('abort("OOM") at ', "abort('Cannot enlarge memory arrays') at "),
+        ("jsStackTrace@https://a.org/b.js:9:22", "Error"),
+    ),
+    "a constant and where": _joined(
+        ("ERROR: ", ""),
+        ("CL_OUT_OF_HOST_MEMORY", "VK_ERROR_OUT_OF_DEVICE_MEMORY"),
+        ("\nLocation: /home/a/b.cpp:115\nFailed clCreate", "\nFile: /a/b.cpp:12"),
+    ),
+    "a node that lacks memory": _joined(
+        ("", "Pod ", "4m7s  Warning  Evicted  pod/a-7   "),
+        ("The node had condition: [",),
+        ("MemoryPressure", "DiskPressure, MemoryPressure"),
+        ("].", "]. "),
+    ),
     "no memory as a reason": _joined(
         ("", "[crit] 771#771: ", "error: "),
         CALLS,
@@ -240,6 +266,25 @@ MIRRORS = {
         ("Problems like this are ", "Such crashes are usually "),
         ("caused by ", "triggered by "),
         ("insufficient RAM.", "running out of GPU memory."),
+    ),
+    "what does not follow": _joined(
+        ("Wasm growth failure ", "An out of memory error "),
+        ("does not result in ", "won't lead to ", "did not cause "),
+        ("malloc failure", "CUDA out of memory", "an allocation failure"),
+    ),
+    "what went on, in parentheses": _joined(
+        ("Failed to allocate shared memory segment ", "CUDA out of memory "),
+        ("(switching to TCP, may be slower)", "(falling back to the CPU)"),
+    ),
+    "what would become of one": _joined(
+        ("A worker ", "One task ", "Each process "),
+        ("killed for memory ", "evicted for high memory "),
+        ("takes its group with it.", "loses its cache.", "is started again."),
+    ),
+    "instructions about such jobs": _joined(
+        ("Detect ", "Requeue ", "Identify ", "Resubmit "),
+        ("oom-killed jobs", "OOMKilled pods"),
+        (" in its output files.", "."),
     ),
     "no memory in other senses": _joined(
         CALLS, (" needs no memory", " takes no memory", " failed: no such file")

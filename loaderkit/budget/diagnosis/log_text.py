@@ -86,6 +86,8 @@ _REPRESENTATIONS = (
         ),
         r"\1: \2",
     ),
+    # JavaScript's abort, with the place it was called from
+    (re.compile(r"\babort\([\"']([^\"'\n]{1,400})[\"']\)(?= at )"), r"Aborted(\1)"),
     # what fills its line in a post, in bold letters or as a paragraph: a sentence, or
     # the last line behind a colon, and no heading
     (
