@@ -42,6 +42,7 @@ from loaderkit.cache.store_answers import (
     gave_up,
     is_timeout,
     may_have_lapsed,
+    may_pass,
     not_there,
     status_of,
     text_of,
@@ -234,11 +235,10 @@ class ObjectStore:
 
     def commit(self, name: str, content: bytes, *, replace: bool) -> None:
         """Write the file that makes all others visible; see ``Storage``."""
-        tries = 0
+        may_be_ours = False
 
         def write(system: _Try) -> None:
-            nonlocal tries
-            tries += 1
+            nonlocal may_be_ours
             path = system.path(name)
             system.make_folder()
             if replace:
@@ -250,10 +250,12 @@ class ObjectStore:
                     system.forget_listings()
                     if system.call("exists", path):
                         raise FileExistsError(path)
+                    may_be_ours = True
                     self._create_file(system, path, content)
             except FileExistsError:
-                # The answer to an earlier try may have been lost on its way here.
-                if tries == 1 or system.call("cat_file", path) != content:
+                # The answer to an earlier try, or to one of the client's own, may have
+                # been lost on its way here.
+                if not may_be_ours or system.call("cat_file", path) != content:
                     raise
 
         self._with_retries(write, name, verb="written")
@@ -266,6 +268,27 @@ class ObjectStore:
 
         with contextlib.suppress(FileNotFoundError):
             self._with_retries(remove, name, verb="removed")
+
+    def unfinished_uploads(self) -> Mapping[str, list[str]]:
+        """List the uploads that have not ended; see ``KeepsParts``."""
+
+        def list_uploads(system: _Try) -> dict[str, list[str]]:
+            names: dict[str, list[str]] = {}
+            for key, upload in system.list_uploads():
+                names.setdefault(key, []).append(upload)
+            return names
+
+        # Who may list files may not be allowed to list these.
+        return self._with_retries(list_uploads, "", verb="listed")
+
+    def give_up_upload(self, name: str, upload: str) -> None:
+        """Remove the parts of an upload; see ``KeepsParts``."""
+
+        def give_up(system: _Try) -> None:
+            system.give_up_upload(name, upload)
+
+        with contextlib.suppress(FileNotFoundError):
+            self._with_retries(give_up, name, verb="removed")
 
     @staticmethod
     def _create_file(system: _Try, path: str, content: bytes) -> None:
@@ -333,7 +356,7 @@ class ObjectStore:
                 raise
             except Exception as raised:  # noqa: BLE001 -- any library's
                 error = what_happened(raised)
-                if isinstance(error, NEVER_THERE):
+                if isinstance(error, NEVER_THERE) and not may_pass(error):
                     # Who is told that a file is not there has been let in.
                     self._verbs_let_in |= {verb}
                     raise not_there(where, verb, error) from error
@@ -524,6 +547,39 @@ class _Try:
         _result_within(
             retries, self._start_call("put_file", os.fspath(file), path, **options)
         )
+
+    def list_uploads(self) -> list[tuple[str, str]]:
+        """List the uploads in parts that have not ended; none where there are no such.
+
+        Returns:
+            Name of the file and of its upload, of the first thousand.
+        """
+        if not hasattr(self._system, "call_s3"):
+            return []
+        bucket, folder = self._bucket_and_folder
+        found = self.call(
+            "call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=folder
+        )
+        return [
+            (upload["Key"].removeprefix(folder), upload["UploadId"])
+            for upload in found.get("Uploads", [])
+        ]
+
+    def give_up_upload(self, name: str, upload: str) -> None:
+        """Remove the parts of an upload that ``list_uploads`` has found."""
+        bucket, folder = self._bucket_and_folder
+        self.call(
+            "call_s3",
+            "abort_multipart_upload",
+            Bucket=bucket,
+            Key=folder + name,
+            UploadId=upload,
+        )
+
+    @property
+    def _bucket_and_folder(self) -> tuple[str, str]:
+        bucket, _, folder = self.root.strip("/").partition("/")
+        return bucket, f"{folder}/" if folder else ""
 
     def download(self, path: str, file: Path) -> bool:
         """Copy a file to local disk piece by piece, where the file system can.

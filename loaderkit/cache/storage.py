@@ -268,6 +268,22 @@ class StreamsFiles(Protocol):
 
 
 @runtime_checkable
+class KeepsParts(Protocol):
+    """What a storage may offer beside, where it keeps parts of files out of sight.
+
+    Those of a file whose upload was killed stay there, and are paid for.
+    """
+
+    def unfinished_uploads(self) -> Mapping[str, list[str]]:
+        """List the uploads that have not ended, by the name of the file."""
+        ...
+
+    def give_up_upload(self, name: str, upload: str) -> None:
+        """Remove the parts of an upload; who is at it uploads the file anew."""
+        ...
+
+
+@runtime_checkable
 class KeepsHistory(Protocol):
     """What a storage may say beside: whether every write stays in it, as a commit."""
 

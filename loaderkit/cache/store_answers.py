@@ -76,6 +76,8 @@ _CODES_THAT_PASS = {
     "LimitExceededException",
     "BandwidthLimitExceeded",
     "PriorRequestNotComplete",
+    # another writer has given it up, which holds for this try
+    "NoSuchUpload",
     # what was garbled on its way there
     "BadDigest",
     "IncompleteBody",
@@ -374,11 +376,11 @@ def check_worth_another_try(
         raise CacheError(message, why=why, fix=fix) from error
     if is_refusal(error):
         raise _refused_by_store(where, verb, error, verbs_let_in) from error
-    if status in _GONE:
+    if status in _GONE and not may_pass(error):
         raise not_there(where, verb, error) from error
-    may_pass = (
+    passes = (
         status is None
-        or code_of(error) in _CODES_THAT_PASS
+        or may_pass(error)
         or (status >= 500 and status not in _NOT_IMPLEMENTED)
         or status in _WORTH_ANOTHER_TRY
     )
@@ -394,7 +396,7 @@ def check_worth_another_try(
         raise CacheError(message, why=why, fix=fix) from error
     if isinstance(error, BUGS) and status is None:
         raise _failed_by_itself(where, verb, error) from error
-    if not may_pass or is_lacking:
+    if not passes or is_lacking:
         message = f"{where} could not be {verb}: {text_of(error)}."
         why = "the store refuses the request, or its file system cannot do this"
         check = Fix.of("check the URL and ", STORAGE_OPTIONS)
@@ -450,6 +452,11 @@ def not_there(where: str, verb: str, error: Exception) -> Exception:
 
 def _kinds_of(error: BaseException) -> set[str]:
     return {kind.__name__ for kind in type(error).__mro__}
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether S3 says by its code that another try may succeed."""
+    return code_of(error) in _CODES_THAT_PASS
 
 
 def is_of_clocks(error: Exception) -> bool:

@@ -43,7 +43,7 @@ from loaderkit.cache.remote_manifest import (
     find_remote_manifest,
     load_remote_manifest,
 )
-from loaderkit.cache.storage import KeepsHistory, is_url
+from loaderkit.cache.storage import KeepsHistory, KeepsParts, is_url
 from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import OVERWRITE, Either, Fix, Open
@@ -234,6 +234,7 @@ def _replace_cache(
         # Files of the cache before, of a writer that was killed, and of one that writes
         # now and will be refused.
         _remove_unnamed(upload.manifest, storage, sizes)
+        _give_up_uploads(storage, _unfinished_uploads(storage))
 
 
 def _create_cache(
@@ -257,7 +258,8 @@ def _create_cache(
             raise
         is_refused = True
     unnamed = set(filter(is_cache_file_name, sizes)) - set(upload.manifest.files)
-    if target.may_remove and (is_refused or unnamed):
+    is_untidy = is_refused or bool(unnamed) or bool(_unfinished_uploads(storage))
+    if target.may_remove and is_untidy:
         _tidy_up(storage, claim_waits_s)
     if is_refused:
         raise _cache_exists(storage)
@@ -275,6 +277,7 @@ def _tidy_up(storage: Storage, claim_waits_s: Sequence[float]) -> None:
             standing = find_remote_manifest(storage)
             if standing is not None:
                 _remove_unnamed(standing, storage, storage.sizes())
+                _give_up_uploads(storage, _unfinished_uploads(storage))
     except CacheError as error:
         _LOG.warning("%s: files of no cache stay there (%s)", storage.url, error.what)
 
@@ -284,6 +287,38 @@ def _remove_unnamed(manifest: Manifest, storage: Storage, names: Iterable[str]) 
     for name in sorted(set(names) - set(manifest.files)):
         if is_cache_file_name(name):
             storage.remove(name)
+
+
+def _unfinished_uploads(storage: Storage) -> Mapping[str, list[str]]:
+    """List uploads of a cache's files that have not ended; none where that is unknown.
+
+    With keys that may not, or stores that cannot, parts stay: a rule of the bucket is
+    what is meant for them.
+    """
+    if not isinstance(storage, KeepsParts):
+        return {}
+    try:
+        uploads = storage.unfinished_uploads()
+    except CacheError as error:
+        _LOG.info("%s: parts of files may stay there (%s)", storage.url, error.what)
+        return {}
+    return {name: ids for name, ids in uploads.items() if is_cache_file_name(name)}
+
+
+def _give_up_uploads(storage: Storage, uploads: Mapping[str, list[str]]) -> None:
+    """Remove parts of files whose writer was killed; the claim is held.
+
+    A writer that is at one of them uploads it again, and is refused then: a cache
+    stands.
+    """
+    if not isinstance(storage, KeepsParts):
+        return
+    try:
+        for name, ids in uploads.items():
+            for upload in ids:
+                storage.give_up_upload(name, upload)
+    except CacheError as error:
+        _LOG.warning("%s: parts of files stay there (%s)", storage.url, error.what)
 
 
 @suggest_keywords

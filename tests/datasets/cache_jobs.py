@@ -100,58 +100,78 @@ class Concat:
         concat(self.caches, self.path, overwrite=self.overwrite)
 
 
+def url_of(store: str) -> str:
+    """The URL of a store, which is named by it or by its folder."""
+    return store if "://" in store else f"file://{store}"
+
+
 @dataclass(frozen=True)
 class Push:
-    """One run of ``push`` to a folder that is a store."""
+    """One run of ``push``."""
 
     path: str
-    """The store's folder."""
+    """The store's folder, or its URL."""
     cache: str
     overwrite: bool = False
+    options: dict[str, str] | None = None
+    """The ``storage_options``."""
 
     def run(self) -> None:
         """Push, in this process."""
         from loaderkit import push
 
-        push(self.cache, f"file://{self.path}", overwrite=self.overwrite)
+        push(
+            self.cache,
+            url_of(self.path),
+            overwrite=self.overwrite,
+            storage_options=self.options,
+        )
 
 
 @dataclass(frozen=True)
 class PackToStore:
-    """One run of ``pack`` to a folder that is a store."""
+    """One run of ``pack`` to a store."""
 
     path: str
-    """The store's folder."""
+    """The store's folder, or its URL."""
     mirror: str
     factor: int = 1
     overwrite: bool = False
+    options: dict[str, str] | None = None
+    count: int = COUNT
+    shard_bytes: int = SHARD_BYTES
+    times: int = 1
+    """Samples are so many times as large as those of other jobs."""
 
     def run(self) -> None:
         """Pack, in this process."""
         from loaderkit import pack
 
         pack(
-            samples(COUNT, self.factor),
-            f"file://{self.path}",
+            samples(self.count, self.factor, self.times),
+            url_of(self.path),
             workers=0,
-            shard_bytes=SHARD_BYTES,
+            shard_bytes=self.shard_bytes,
             overwrite=self.overwrite,
             mirror=self.mirror,
+            storage_options=self.options,
         )
 
 
 @dataclass(frozen=True)
 class Pull:
-    """One run of ``pull`` from a folder that is a store."""
+    """One run of ``pull``."""
 
     path: str
     store: str
+    """Its folder, or its URL."""
+    options: dict[str, str] | None = None
 
     def run(self) -> None:
         """Pull, in this process."""
         from loaderkit import pull
 
-        pull(f"file://{self.store}", self.path)
+        pull(url_of(self.store), self.path, storage_options=self.options)
 
 
 @dataclass(frozen=True)
@@ -162,15 +182,23 @@ class ReadMirrored:
     """The mirror's folder."""
     url: str
     mirror_bytes: int | None = None
+    options: dict[str, str] | None = None
+    count: int = COUNT
+    times: int = 1
 
     def run(self) -> None:
         """Read, in this process."""
         from loaderkit import open_cache
         from loaderkit.testing import assert_same
 
-        dataset = open_cache(self.url, mirror=self.path, mirror_bytes=self.mirror_bytes)
+        dataset = open_cache(
+            self.url,
+            mirror=self.path,
+            mirror_bytes=self.mirror_bytes,
+            storage_options=self.options,
+        )
         rows = [dataset[row] for row in range(len(dataset))]
-        assert_same(rows, samples(COUNT, 1))
+        assert_same(rows, samples(self.count, 1, self.times))
         del dataset
         # Leases end with what holds them; a process that ends by os._exit skips that.
         gc.collect()
@@ -197,25 +225,27 @@ def moved(job: Job, source: os.PathLike[str], target: os.PathLike[str]) -> Job:
     return job_from_json(as_json(job).replace(before, after))
 
 
-def sample_values(row, factor):
+def sample_values(row, factor, times=1):
     """What a sample holds: 80 KB, so that the blocks of workers wait in files."""
     import numpy as np
 
     chance = np.random.default_rng(row * 1000 + factor)
+    # Large ones have numbers that a cache keeps in eight bytes.
+    high = 50 if times == 1 else 1 << 60
     return {
-        "x": chance.integers(0, 50, (2500 + 10 * row, 4)) * factor,
+        "x": chance.integers(0, high, (times * (2500 + 10 * row), 4)) * factor,
         "y": chance.random(row % 3),
         "name": f"sample {row} of run {factor}",
     }
 
 
-def samples(count, factor):
+def samples(count, factor, times=1):
     """Samples as they are packed."""
     import torch
 
     whole = []
     for row in range(count):
-        sample = sample_values(row, factor)
+        sample = sample_values(row, factor, times)
         arrays = {name: torch.tensor(sample[name]) for name in ("x", "y")}
         whole.append({**arrays, "name": sample["name"]})
     return whole
