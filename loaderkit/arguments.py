@@ -638,8 +638,11 @@ def check_choice(
     meant = nearest[0] if nearest else choices[0]
     if True in choices and (truth := truth_meant(value)) is not None:
         meant = truth
-    words_for_choices = [*map(repr, choices), *([otherwise] if otherwise else [])]
-    wanted = " or ".join([", ".join(words_for_choices[:-1]), words_for_choices[-1]])
+    words_for_choices = list(map(repr, choices))
+    if otherwise:
+        words_for_choices.append(otherwise)
+    *others, last = words_for_choices
+    wanted = f"{', '.join(others)} or {last}"
     refused = refuse_value(name, value, wanted, meant)
     if isinstance(value, str):
         raise OptionError(refused.what, why="it is none of them", fix=refused.advice)

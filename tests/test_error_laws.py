@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 WHOLE_IN_ONE_TEXT = {
     # A report that has grown, who holds it and the line to change.
@@ -50,6 +52,7 @@ def errors_without_parts(trees):
     return complaints
 
 
+@pytest.mark.slow
 def test_every_error_says_why_and_what_to_do():
     trees = {
         file.relative_to(ROOT).as_posix(): ast.parse(file.read_text())

@@ -2,13 +2,16 @@
 
 import ast
 import functools
+import graphlib
 import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-FILES = sorted(Path(__file__).parents[1].glob("loaderkit/**/*.py"))
+HOUSE = Path(__file__).parents[1] / "loaderkit"
+FILES = sorted(HOUSE.glob("**/*.py"))
+ROOMS = [file.parent for file in FILES if file.name == "__init__.py"]
 TESTS = sorted(Path(__file__).parent.glob("**/*.py"))
 WAITS = {"communicate", "get", "join", "result", "run", "wait", "wait_procs"}
 """Calls that take a deadline: of processes, threads, events, queues and futures."""
@@ -51,15 +54,52 @@ def load():
 
 def imported_at_run_time(tree):
     """Name the libraries that code imports, at its top or inside functions."""
+    return {name.partition(".")[0] for name in modules_imported(tree)}
+
+
+def modules_imported(tree):
+    """Name what code imports when it runs: modules, and what it takes from them."""
     if isinstance(tree, ast.Import):
-        return {alias.name.partition(".")[0] for alias in tree.names}
+        return {alias.name for alias in tree.names}
     if isinstance(tree, ast.ImportFrom):
-        return {tree.module.partition(".")[0]}
+        return {tree.module, *(f"{tree.module}.{alias.name}" for alias in tree.names)}
     if isinstance(tree, ast.If) and ast.unparse(tree.test) == "TYPE_CHECKING":
         children = tree.orelse
     else:
         children = ast.iter_child_nodes(tree)
-    return set().union(*map(imported_at_run_time, children))
+    return set().union(*map(modules_imported, children))
+
+
+def refuse_circles(trees):
+    """Raise CycleError where files import each other, at the top or inside functions.
+
+    Args:
+        trees: By the name of the module.
+    """
+    graph = {
+        name: modules_imported(tree) & trees.keys() - {name}
+        for name, tree in trees.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.slow
+def test_files_can_be_read_from_the_bottom_up():
+    parts = {
+        file: file.relative_to(HOUSE.parent).with_suffix("").parts for file in FILES
+    }
+    names = {file: ".".join(parts[file]).removesuffix(".__init__") for file in FILES}
+
+    refuse_circles({names[file]: tree_of(file) for file in FILES})
+
+
+def test_a_circle_through_functions_is_seen():
+    one = "def open():\n    from a.pack import pack\n"
+    other = "if TYPE_CHECKING:\n    import a.open\nelse:\n    from a import open\n"
+
+    with pytest.raises(graphlib.CycleError):
+        refuse_circles({"a.open": ast.parse(one), "a.pack": ast.parse(other)})
+    refuse_circles({"a.open": ast.parse(one), "a.pack": ast.parse("import a")})
 
 
 @pytest.mark.slow
@@ -212,10 +252,6 @@ def test_a_name_of_two_classes_is_seen():
     )
 
     assert names_of_several_classes([one, other]) == {"Row"}
-
-
-ROOMS = sorted(file.parent for file in FILES if file.name == "__init__.py")
-HOUSE = Path(__file__).parents[1] / "loaderkit"
 
 
 def reading_order_of(room):

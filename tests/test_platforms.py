@@ -42,6 +42,7 @@ def test_every_main_path_works_without_what_the_platform_lacks(
     assert "pack with a spawned worker" in outcomes
 
 
+@pytest.mark.slow
 def test_the_c_library_is_this_processes():
     assert c_library() is c_library()
     assert hasattr(c_library(), "malloc")

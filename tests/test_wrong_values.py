@@ -886,6 +886,7 @@ def test_what_makes_no_model_is_told(name, tmp_path, monkeypatch, capsys):
 # ---- assertions
 
 
+@pytest.mark.slow
 def test_what_asserts_raises_an_assertion_error():
     kept = []
     calls = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.leaks.noise import FEWEST_READINGS
 from loaderkit.leaks.students_t import quantile, upper_tail
@@ -113,28 +113,43 @@ def _late_part_agrees(
     Seen in two ways: the slope of the last quarter, and that of a parabola at its end,
     which uses all readings and sees a cache that fills ever more slowly.
     """
+    least = _LATE_SHARE * line.slope
+    ways = (_slope_of_last_quarter, _slope_of_parabola)
+    slopes = [slope_of(line, times, error) for slope_of in ways]
+    # Within two standard errors.
+    return all(slope.value + 2 * slope.error > least for slope in slopes)
+
+
+class _Slope(NamedTuple):
+    """A slope, and its standard error."""
+
+    value: float
+    error: float
+
+
+def _slope_of_last_quarter(line: LineFit, times: Floats, error: float) -> _Slope:
     count = max(FEWEST_READINGS - 1, len(times) // 4)
     last_quarter = times[-count:] - times[-count:].mean()
     whole = times - times.mean()
     whole_power = float(whole @ whole)
     quarter_power = float(last_quarter @ last_quarter)
-    late_slope = line.slope
-    late_slope += float(last_quarter @ line.residuals[-count:]) / quarter_power
-    late_error = error * math.sqrt(whole_power / quarter_power)
+    more = float(last_quarter @ line.residuals[-count:]) / quarter_power
+    return _Slope(line.slope + more, error * math.sqrt(whole_power / quarter_power))
 
-    # The parabola, made orthogonal to the line that is fitted already.
+
+def _slope_of_parabola(line: LineFit, times: Floats, error: float) -> _Slope:
+    """Fit a parabola besides, and give the slope at its end."""
+    whole = times - times.mean()
+    whole_power = float(whole @ whole)
+    # Made orthogonal to the line that is fitted already.
     parabola = whole**2 - (whole**2).mean()
     parabola -= whole * float(parabola @ whole) / whole_power
     parabola_power = float(parabola @ parabola)
     curvature = float(parabola @ line.residuals) / parabola_power
     curvature_error = error * math.sqrt(whole_power / parabola_power)
     # The parabola less its line has its own slope at the end.
-    end_slope = line.slope + curvature * _end_slope(parabola, times)
-    end_error = curvature_error * _end_slope(parabola, times)
-
-    # Within two standard errors.
-    least = _LATE_SHARE * line.slope
-    return late_slope + 2 * late_error > least and end_slope + 2 * end_error > least
+    at_end = _end_slope(parabola, times)
+    return _Slope(line.slope + curvature * at_end, curvature_error * at_end)
 
 
 def _end_slope(curve: Floats, times: Floats) -> float:

@@ -180,6 +180,7 @@ def dtype_of_ours(call, dtype):
         return dtype_on("cpu", call, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [NARROW, torch.float32])
 def test_functions_return_the_types_that_cudas_autocast_gives(dtype):
     differing, unanswered = {}, []
@@ -196,6 +197,7 @@ def test_functions_return_the_types_that_cudas_autocast_gives(dtype):
     assert len(unanswered) < 0.15 * len(calls()), unanswered
 
 
+@pytest.mark.slow
 def test_the_cpus_autocast_has_other_types():
     """The twin: without our lists many differ."""
     differing = 0

@@ -183,6 +183,7 @@ class WithItsOwnAutocast(nn.Module):
             return self.layers(x).float()
 
 
+@pytest.mark.slow
 def test_a_models_own_autocast_is_told_where_it_is_off():
     model, batch = WithItsOwnAutocast(), torch.randn(8192, 256)
     narrow = estimate(model.layers, batch, Step(target=CUDA, autocast=torch.bfloat16))

@@ -125,6 +125,7 @@ class Choosing(nn.Module):
         return self.inner(x[score > score.mean() + score.std()]).exp().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [Reading, torch.optim.Adafactor])
 def test_what_the_present_parameters_choose_is_in_the_interval(optimizer):
     # whatever else is read, here by the update

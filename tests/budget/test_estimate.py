@@ -158,6 +158,7 @@ def test_nothing_of_the_model_or_the_random_numbers_changes():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_every_way_to_call_a_model():
     def two(x, y):
         return model(x + y)
@@ -267,6 +268,7 @@ def test_kernels_are_those_of_the_target():
     assert on["cuda"] > 1.1 * on["cpu"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_known_is_an_interval():
     make, rows = DENSE["mask"]
     model, batch, step = make(), rows(2000), Step(target=DeviceSpec("cuda"))

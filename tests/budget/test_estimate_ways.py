@@ -145,6 +145,7 @@ def test_products_of_zeros_are_in_the_interval():
     assert estimated.low <= truth <= estimated.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", torch.optim.RMSprop])
 @pytest.mark.parametrize("compile_part", [torch.jit.script, torch.jit.trace])
 def test_a_model_of_which_a_part_is_compiled_is_estimated(compile_part, optimizer):

@@ -44,6 +44,7 @@ class Memory(torch.nn.Module):
         return self.score(torch.cat([*ends, batch.msg], -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 64])
 @pytest.mark.parametrize("by_number", [False, True])
 def test_a_stream_of_events_is_planned_by_its_events(width, by_number):
@@ -75,6 +76,7 @@ def test_the_worst_batch_of_a_stream_is_the_window_with_the_most_nodes():
             assert rows == list(range(rows[0], rows[0] + size))
 
 
+@pytest.mark.slow
 def test_parts_of_a_stream_and_its_loader_are_answered_with_the_stream():
     events, model = stream(200), Memory(8, by_number=False)
     loader = TemporalDataLoader(events, batch_size=50)

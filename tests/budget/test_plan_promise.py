@@ -421,6 +421,7 @@ class Probabilities(nn.Module):
         return self.inner(rows).sigmoid()
 
 
+@pytest.mark.slow
 def test_a_model_that_refuses_mixed_precision_is_planned_without():
     plan = plan_batch(
         Probabilities(), [torch.zeros(4)] * 8, "cpu", limit="1 MiB", batch_size=4
@@ -500,6 +501,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDS)
 def test_a_step_that_needs_several_samples_is_planned_with_as_many(name):
     model, fewest = NEEDS[name]
@@ -519,6 +521,7 @@ def test_a_step_that_needs_several_samples_is_planned_with_as_many(name):
         model(torch.stack(rows[: fewest - 1]))
 
 
+@pytest.mark.slow
 def test_pieces_are_no_equal_results_where_layers_normalise_by_their_batch():
     rows = list(torch.randn(400, 64))
     costs = {}

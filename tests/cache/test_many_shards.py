@@ -411,6 +411,7 @@ def test_more_shards_than_files_may_be_open_are_read(tmp_path):
     subprocess.run([sys.executable, "-c", script, tmp_path / "c"], check=True)
 
 
+@pytest.mark.slow
 def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
     write_cache(
         tmp_path / "c", [[{"x": np.full((2, 1000), n, "<f8")}] for n in range(8)]

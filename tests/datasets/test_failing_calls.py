@@ -358,6 +358,7 @@ def test_a_lock_file_of_a_dead_process_holds_nobody_up(runner, tmp_path):
     assert runner.run(Pack(str(path)), fault).status == "ok"
 
 
+@pytest.mark.slow
 def test_an_error_of_another_kind_does_not_lead_to_a_second_lock(runner, tmp_path):
     """A process that took the other lock would pack beside the one that holds this."""
     path = tmp_path / "c.lk"

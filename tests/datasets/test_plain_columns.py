@@ -139,6 +139,7 @@ def test_a_batch_shares_no_memory_with_another_or_between_fields(
     assert torch.equal(again["x"].lengths, before["x"].lengths)
 
 
+@pytest.mark.slow
 def test_what_is_no_plain_array_is_left_to_the_general_way(tmp_path: Path) -> None:
     torch.manual_seed(0)
     samples = [

@@ -219,6 +219,7 @@ def test_a_value_that_is_made_anew_is_not_named(shape):
     assert [growth for growth in growths if growth.holder is not None] == []
 
 
+@pytest.mark.slow
 def test_a_constant_of_tensors_that_weighs_what_grew_is_not_named():
     constants = types.SimpleNamespace(table=tuple(torch.ones(BIG) for _ in range(16)))
     before = take_census(4)

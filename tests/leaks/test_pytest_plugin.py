@@ -438,6 +438,7 @@ Before, pytest passed over five of them, or passed the test, and all was green.
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_would_not_be_judged_is_no_green_one(pytester):
     head = """
 import functools, pytest

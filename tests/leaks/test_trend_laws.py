@@ -65,6 +65,7 @@ def test_what_only_looks_like_a_leak_is_none(name):
     assert LEAKING not in verdicts
 
 
+@pytest.mark.slow
 @given(period=st.integers(1, 12), epochs=st.integers(30, 60), cut=st.booleans())
 @settings(max_examples=40)
 def test_what_is_kept_every_few_epochs_is_never_steady(period, epochs, cut):

@@ -58,6 +58,7 @@ class Finished(Dataset):
         return self.data.batch(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_table_finds_a_dataset_that_gives_finished_batches(packed):
     row = clients.Row("dicts", "itself", "DataLoader(counted) 4", "in order")

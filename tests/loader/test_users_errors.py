@@ -619,6 +619,7 @@ def test_what_torch_never_joins_is_named_and_its_stand_in_is_joined(
         torch.utils.data.default_collate([sample_of(stand_in)] * 2)
 
 
+@pytest.mark.slow
 def test_only_what_a_packed_dataset_pads_is_advised_to_be_packed(tmp_path):
     shapes = [(2,), (3,), (3, 1), (2, 2)]
     for one, other in itertools.combinations(shapes, 2):

@@ -285,6 +285,7 @@ def kinds_that_torch_names():
     return [name for name in names if name not in {"cpu", "mkldnn"}]
 
 
+@pytest.mark.slow
 def test_kinds_that_are_not_here_break_nothing_for_the_others(monkeypatch):
     absent = {*kinds_that_torch_names(), "npu", "made_up"}
     absent -= set(map(str, present_kinds()))

@@ -81,6 +81,7 @@ def test_bars_and_histograms_are_drawn_too():
         check(chart_html(histogram), drawn=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["malloc", "threads"])
 def test_a_leak_page_is_made_of_any_readings(tmp_path, name):
     # Squares of 1e300 are no floats; no counter counts so far.

@@ -103,6 +103,24 @@ class PlanOptions:
     """Share of the limit left free; None: 0 on a CPU, 0.1 on devices, for what no
     estimate sees."""
 
+    def checked(self) -> PlanOptions:
+        """Refuse values that make no sense.
+
+        Returns:
+            The options, with integers of numpy as Python's.
+
+        Raises:
+            OptionError: A value makes no sense.
+        """
+        epochs = check_integer("epochs", self.epochs, least=1)
+        check_loss(self.loss)
+        if self.collate_fn is not None:
+            example = "lambda samples: samples"
+            check_callable("collate_fn", self.collate_fn, example, "samples")
+        if self.margin is not None:
+            check_share("margin", self.margin)
+        return replace(self, epochs=epochs)
+
 
 @answer_wrong_names("budget")
 @dataclass(frozen=True)
@@ -390,14 +408,7 @@ def plan_batch(
     if mistake is not None:
         raise OptionError(mistake.message, why=mistake.why, fix=mistake.instead)
     batch_size = check_integer("batch_size", batch_size, least=1)
-    chosen = parse_arguments(PlanOptions, options, plan_batch)
-    epochs = check_integer("epochs", chosen.epochs, least=1)
-    check_loss(chosen.loss)
-    if chosen.collate_fn is not None:
-        example = "lambda samples: samples"
-        check_callable("collate_fn", chosen.collate_fn, example, "samples")
-    if chosen.margin is not None:
-        check_share("margin", chosen.margin)
+    chosen = parse_arguments(PlanOptions, options, plan_batch).checked()
     spec = device_spec(device, "device")
     autocast = dtype_of(chosen.autocast)
     step = Step(chosen.loss, chosen.optimizer, autocast=autocast, target=spec)
@@ -410,7 +421,7 @@ def plan_batch(
     samples = read_samples(dataset, collate=chosen.collate_fn)
     planner = _Planner(model, samples, step, usable_bytes, batch_size)
     try:
-        plan = planner.plan(epochs)
+        plan = planner.plan(chosen.epochs)
     except StepError as error:
         fix = samples.as_one_stream()
         if not fix:

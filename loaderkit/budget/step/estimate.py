@@ -562,20 +562,34 @@ def _estimate_without_tracking(
             raise error_of_step(own_error) from own_error
         return _estimate_by_formula(model, batch, step, why, seen_bytes)
 
-    size = size_of(batch)
-    phases = points.extended(size)
-    peak = max(phases.values())
+    phases = points.extended(size_of(batch))
+    interval = _interval_of_line(points, size_of(batch), held)
+    return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
+
+
+def _interval_of_line(points: Points, size: int, held: int) -> _Interval:
+    """Bound the peak that a line through small steps gives.
+
+    Args:
+        points: What small steps took.
+        size: Of the batch that it is extended to.
+        held: Bytes that live whatever the step does.
+    """
+    peak = max(points.extended(size).values())
     error_share = max(_LEAST_LINE_ERROR, points.error() * _LINE_ERROR_FACTOR)
     is_far = points.sizes[-1] < size // _UNBENT_SIZES
     factor = _BENT_LINE_FACTOR if is_far else 1.0
-    degrees = range(1, min(len(points.sizes), 3))
-    ends = [max(points.extended(size, degree).values()) for degree in degrees]
+
     # What was measured already is sure, unless the line itself falls below it.
     measured = max(points.peaks[-1].values())
     low = max(min(measured, peak), round(peak / factor)) * (1 - error_share)
-    high = max(peak, *ends) * (1 + error_share) * factor
-    interval = _Interval(max(round(low), min(held, peak)), round(high))
-    return _coarse_estimate(model, step, phases, interval, "measured and extended", why)
+
+    # A line and a parabola, where there are points enough.
+    highest = peak
+    for degree in range(1, min(len(points.sizes), 3)):
+        highest = max(highest, *points.extended(size, degree).values())
+    high = highest * (1 + error_share) * factor
+    return _Interval(max(round(low), min(held, peak)), round(high))
 
 
 def _measure_points_if_cut(

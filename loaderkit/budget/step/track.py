@@ -128,13 +128,8 @@ def _track_once(
         log.checkpoints = len(blocks_of(twin))
         checkpoint_blocks(twin)
 
-    sparse_of_model = sparse_tensors_of(model)
-    sparse_of_batch = [t for t in flatten_tensors(batch) if not has_one_storage(t)]
-    fake_sparse_of_batch = [
-        t for t in flatten_tensors(twin_batch) if not has_one_storage(t)
-    ]
-    _add_sparse(tracker, sparse_tensors_of(twin), sparse_of_model, "buffers")
-    _add_sparse(tracker, fake_sparse_of_batch, sparse_of_batch, "batch")
+    _add_sparse(tracker, sparse_tensors_of(twin), sparse_tensors_of(model), "buffers")
+    _add_sparse(tracker, _sparse_in(twin_batch), _sparse_in(batch), "batch")
     tracker.add_all(twin.parameters(), "parameters")
     tracker.add_all(twin.buffers(), "buffers")
     tracker.add_all(flatten_tensors(twin_batch), "batch")
@@ -173,13 +168,23 @@ def _track_once(
         add_workspaces(tracker.calls, log, step.target.traits.kernels)
         add_formulas(tracker, log)
 
-    has_unused = any(p.grad is None for p in copies.all_parameters())
+    return not (has_state and _may_change(copies, tracker))
+
+
+def _may_change(copies: StepCopies, tracker: Tracker) -> bool:
+    """Tell whether a second step may take something else than the one that was run."""
+    parameters = copies.all_parameters()
+    has_unused = any(parameter.grad is None for parameter in parameters)
     keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
     # An optimizer that finds a basis for its gradients does so in its first update.
-    update_bytes = totals(peaks_of(log)).get("step", 0)
-    takes_more_at_first = highest_before_step(log) > update_bytes
-    is_other_step = has_unused or keeps_something or takes_more_at_first
-    return not (has_state and is_other_step)
+    update_bytes = totals(peaks_of(tracker.log)).get("step", 0)
+    takes_more_at_first = highest_before_step(tracker.log) > update_bytes
+    return has_unused or keeps_something or takes_more_at_first
+
+
+def _sparse_in(batch: object) -> list[torch.Tensor]:
+    tensors = flatten_tensors(batch)
+    return [tensor for tensor in tensors if not has_one_storage(tensor)]
 
 
 def _add_sparse(

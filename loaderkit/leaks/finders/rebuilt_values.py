@@ -102,27 +102,38 @@ class _Contents(NamedTuple):
     """Whether all below it was weighed."""
 
 
+class _Weighed(NamedTuple):
+    """A value, and what is in it."""
+
+    value: Any
+    contents: _Contents
+
+
 def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
     """Give the value that weighs what grew, of several the nearest."""
     most_bytes = grown_bytes * MOST_SHARE
-    larger: list[tuple[int, Any]] = []
-    weights: list[tuple[float, Any, list[Any]]] = []
+    weighed: list[_Weighed] = []
+    too_large: list[_Weighed] = []
     for value in values:
-        weight = _measure_contents(value, _FEWEST_OBJECTS, most_bytes)
-        if not weight.is_whole:
-            larger.append((weight.size_bytes, value))
-        elif weight.size_bytes >= grown_bytes * LEAST_SHARE:
-            weights.append((weight.size_bytes, value, weight.items))
-    larger.sort(key=lambda pair: -pair[0])
-    for _, value in larger[:_MOST_WEIGHED]:
-        weight = _measure_contents(value, _MOST_OBJECTS, most_bytes)
-        if weight.is_whole and weight.size_bytes >= grown_bytes * LEAST_SHARE:
-            weights.append((weight.size_bytes, value, weight.items))
-    fitting = [row for row in weights if len(row[2]) >= _FEWEST_ITEMS]
+        contents = _measure_contents(value, _FEWEST_OBJECTS, most_bytes)
+        (weighed if contents.is_whole else too_large).append(_Weighed(value, contents))
+    # Of those that were not gone through to the end, the heaviest are worth more time.
+    too_large.sort(key=lambda row: -row.contents.size_bytes)
+    for value, _ in too_large[:_MOST_WEIGHED]:
+        contents = _measure_contents(value, _MOST_OBJECTS, most_bytes)
+        if contents.is_whole:
+            weighed.append(_Weighed(value, contents))
+
+    fitting = [
+        row
+        for row in weighed
+        if row.contents.size_bytes >= grown_bytes * LEAST_SHARE
+        and len(row.contents.items) >= _FEWEST_ITEMS
+    ]
     if not fitting:
         return None
-    _, value, items = min(fitting, key=lambda row: abs(row[0] - grown_bytes))
-    return _Rebuilt(value, items)
+    nearest = min(fitting, key=lambda row: abs(row.contents.size_bytes - grown_bytes))
+    return _Rebuilt(nearest.value, nearest.contents.items)
 
 
 def _measure_contents(value: object, most_objects: int, most_bytes: float) -> _Contents:
