@@ -197,13 +197,13 @@ def _is_nested(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_nested
 
 
-def weight_of(batch: object, weigh: str | Callable[[Any], float]) -> float:
+def weight_of(batch: object, loss_mean_over: str | Callable[[Any], float]) -> float:
     """Count what the loss is a mean over.
 
     Args:
         batch: A batch or a piece of one.
-        weigh: "samples", "nodes" (of graphs), "tokens" (of a mask, else the first two
-            dimensions), or a callable of the piece.
+        loss_mean_over: "samples", "nodes" (of graphs), "tokens" (of a mask, else the
+            first two dimensions), or a callable of the piece.
 
     Returns:
         How many.
@@ -211,20 +211,22 @@ def weight_of(batch: object, weigh: str | Callable[[Any], float]) -> float:
     Raises:
         ValueError: The batch has none of them.
     """
-    if callable(weigh):
-        return float(weigh(batch))
-    if weigh == "samples":
+    if callable(loss_mean_over):
+        return float(loss_mean_over(batch))
+    if loss_mean_over == "samples":
         return float(count_samples(batch))
-    if weigh == "tokens":
+    if loss_mean_over == "tokens":
         return _count_tokens(batch)
-    if weigh == "nodes":
+    if loss_mean_over == "nodes":
         for leaf in flatten(batch, is_pyg_data):
             if is_pyg_data(leaf):
                 return float(leaf.num_nodes or 0)
-    message = f"weigh must be one of {', '.join(WEIGHTS)} or a callable, and the batch "
-    message += f"must have them, got {weigh!r} for {type(batch).__name__}."
+    message = f"loss_mean_over must be one of {', '.join(WEIGHTS)} or a callable, and "
+    message += (
+        f"the batch must have them, got {loss_mean_over!r} for {type(batch).__name__}."
+    )
     why = "pieces are weighed by what they hold of it"
-    raise OptionError(message, why=why, fix='weigh="samples"')
+    raise OptionError(message, why=why, fix='loss_mean_over="samples"')
 
 
 def _count_tokens(batch: object) -> float:
@@ -237,7 +239,7 @@ def _count_tokens(batch: object) -> float:
             return float(leaf.size(0) * leaf.size(1))
     message = "a batch needs a mask, lengths, or a tensor [samples, tokens, ...]."
     why = "tokens are counted by them"
-    raise OptionError(message, why=why, fix='weigh="samples"')
+    raise OptionError(message, why=why, fix='loss_mean_over="samples"')
 
 
 def _containers_with_names(batch: object) -> Iterator[Mapping[str, Any]]:

@@ -19,7 +19,12 @@ def run(case, steps=1, **options):
     model = copy.deepcopy(case.model)
     sgd = torch.optim.SGD(model.parameters(), lr=options.pop("lr", 0.0))
     trainer = MicroBatcher(
-        model, sgd, case.loss, micro_batch=case.piece, weigh=case.weigh, **options
+        model,
+        sgd,
+        case.loss,
+        micro_batch=case.piece,
+        loss_mean_over=case.weigh,
+        **options,
     )
     try:
         for _ in range(steps):

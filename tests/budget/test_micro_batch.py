@@ -402,7 +402,7 @@ def test_wrong_arguments_are_refused():
 
 WRONG_OPTIONS = {
     "micro_batch": [0, -3, 2.5, "4", True, [2]],
-    "weigh": ["words", "token", 3, None],
+    "loss_mean_over": ["words", "token", 3, None],
     "clip_norm": [0, -1, "0.5", True, float("inf"), float("nan"), [1]],
     "scaler": [True, "gradscaler", torch.amp.GradScaler],
     "autocast": [True, "bf16", "float16", torch.float32, torch.int8],

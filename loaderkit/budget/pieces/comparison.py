@@ -80,7 +80,7 @@ class Comparison:
         self,
         model: torch.nn.Module,
         backward: Backward,
-        weigh: str | Callable[[Any], float],
+        loss_mean_over: str | Callable[[Any], float],
         autocast: torch.dtype | None = None,
     ) -> None:
         """Remember how gradients are made.
@@ -89,10 +89,10 @@ class Comparison:
             model: The module.
             backward: Called as ``backward(model, piece, share)``: computes the
                 gradients of the piece's mean loss, times ``share``.
-            weigh: What the loss is a mean over.
+            loss_mean_over: What the loss is a mean over.
             autocast: The type that ``backward`` rounds to, if any.
         """
-        self.model, self.backward, self.weigh = model, backward, weigh
+        self.model, self.backward, self.loss_mean_over = model, backward, loss_mean_over
         self.autocast = autocast
         self._state = StepState(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -147,7 +147,7 @@ class Comparison:
             raise _infinite_error()
         share = self._relative_deviation(whole, pieces)
         if share and not self._is_rounding(part):
-            raise _deviation_error(share, self.weigh)
+            raise _deviation_error(share, self.loss_mean_over)
         return True
 
     def _is_rounding(self, part: object) -> bool:
@@ -161,7 +161,7 @@ class Comparison:
             return False
         try:
             twin = copy.deepcopy(unwrapped(self.model)).double()
-            exact = Comparison(twin, self.backward, self.weigh)
+            exact = Comparison(twin, self.backward, self.loss_mean_over)
             return exact._compare_part(in_float64(part))
         except Exception:  # noqa: BLE001 -- such as weights of float32 in the loss
             return False
@@ -213,7 +213,7 @@ class Comparison:
         return self._gradient_of(_cut_off(part, 2, count))
 
     def _gradient_of(self, pieces: list[Any]) -> _Gradient:
-        weights = [weight_of(piece, self.weigh) for piece in pieces]
+        weights = [weight_of(piece, self.loss_mean_over) for piece in pieces]
         total = sum(weights)
         sums = [torch.zeros(0, dtype=torch.float64)] * len(self.parameters)
         norms = [0.0] * len(self.parameters)
@@ -261,16 +261,20 @@ def _as_dense(grad: torch.Tensor) -> torch.Tensor:
     return grad.to("cpu").double()
 
 
-def _deviation_error(share: float, weigh: str | Callable[[Any], float]) -> BudgetError:
+def _deviation_error(
+    share: float, loss_mean_over: str | Callable[[Any], float]
+) -> BudgetError:
     """Say by how much pieces differ from the whole, and what may be the cause."""
     message = f"Pieces do not equal the whole: their gradients differ by {share:.1%}."
     why = (
-        f"the loss is no mean over {weigh!r} (a sum, a class weight, ignore_index), or "
-        "a layer or loss mixes samples (a norm without batch=, contrastive losses)"
+        f"the loss is no mean over {loss_mean_over!r} (a sum, a class weight, "
+        "ignore_index), or a layer or loss mixes samples (a norm without batch=, "
+        "contrastive losses)"
     )
     fix = (
-        "weigh=lambda piece: ... counts what the loss is a mean over; independent="
-        "False where samples are mixed; verify=False where the difference is meant"
+        "loss_mean_over=lambda piece: ... counts what the loss is a mean over; "
+        "independent=False where samples are mixed; verify=False where the difference "
+        "is meant"
     )
     return BudgetError(message, why=why, fix=fix)
 

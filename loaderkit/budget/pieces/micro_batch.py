@@ -122,7 +122,7 @@ class MicroBatcher:
     micro_batch: int | None = None
     """Samples of a piece; None tries the whole batch first.  Halved when memory runs
     out, and kept so."""
-    weigh: str | Callable[[Any], float] = "samples"
+    loss_mean_over: str | Callable[[Any], float] = "samples"
     """What the loss is a mean over: "samples", "nodes", "tokens", or a callable."""
     clip_norm: float | None = None
     """Clip the norm of the whole gradient, once a step."""
@@ -148,7 +148,7 @@ class MicroBatcher:
         arguments = [getattr(self, name) for name in _CALL.by_position()]
         refuse_misplaced(_CALL, tuple(arguments), {})
         check_model_and_optimizer(self.model, self.optimizer, self.loss)
-        check_pieces(self.micro_batch, self.weigh)
+        check_pieces(self.micro_batch, self.loss_mean_over)
         check_step_options(
             self.clip_norm,
             self.scaler,
@@ -217,7 +217,7 @@ class MicroBatcher:
             self.model,
             self._backward_of_piece,
             self.micro_batch,
-            self.weigh,
+            self.loss_mean_over,
             self.independent,
         )
         # What the wrapper of DistributedDataParallel sends is sent here, once a step,
@@ -268,14 +268,18 @@ class MicroBatcher:
             return True
         precisely = functools.partial(self._backward_of, precisely=True)
         try:
-            return Comparison(self.model, precisely, self.weigh).run(batch, most)
+            return Comparison(self.model, precisely, self.loss_mean_over).run(
+                batch, most
+            )
         except BudgetError:
             raise
         except Exception:
             if self.autocast is None:
                 raise
         # Some models run under autocast only.
-        rounded = Comparison(self.model, self._backward_of, self.weigh, self.autocast)
+        rounded = Comparison(
+            self.model, self._backward_of, self.loss_mean_over, self.autocast
+        )
         return rounded.run(batch, most)
 
     def _update_parameters(self) -> None:
@@ -328,7 +332,7 @@ def transactional_step(
     backward: Callable[[Any, float], torch.Tensor],
     *,
     micro_batch: int | None = None,
-    weigh: str | Callable[[Any], float] = "samples",
+    loss_mean_over: str | Callable[[Any], float] = "samples",
     independent: bool = True,
 ) -> StepResult:
     """Compute the gradients of one batch, in pieces where need be.
@@ -341,7 +345,7 @@ def transactional_step(
         backward: Called as ``backward(piece, share)``: computes the piece's mean loss,
             multiplies it by ``share``, calls ``.backward()`` and returns it detached.
         micro_batch: Samples of a piece; None tries the whole batch first.
-        weigh: See :class:`MicroBatcher`.
+        loss_mean_over: See :class:`MicroBatcher`.
         independent: See :class:`MicroBatcher`.
 
     Returns:
@@ -362,7 +366,7 @@ def transactional_step(
         why = "it is called with two arguments, the piece and its share"
         raise OptionError(message, why=why, fix=Setting("backward", code=example))
     check_truth("independent", independent)
-    pieces = _Pieces(model, backward, micro_batch, weigh, independent)
+    pieces = _Pieces(model, backward, micro_batch, loss_mean_over, independent)
     return pieces.run([batch])
 
 
@@ -387,18 +391,18 @@ class _Pieces:
         model: torch.nn.Module,
         backward: Callable[[Any, float], torch.Tensor],
         size: int | None,
-        weigh: str | Callable[[Any], float],
+        loss_mean_over: str | Callable[[Any], float],
         independent: bool,  # noqa: FBT001 -- the last of a private list
     ) -> None:
-        check_pieces(size, weigh)
+        check_pieces(size, loss_mean_over)
         self.model, self.backward, self.size = model, backward, size
-        self.weigh, self.independent = weigh, independent
+        self.loss_mean_over, self.independent = loss_mean_over, independent
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.pieces = self.largest = self.retries = 0
 
     def run(self, window: list[Any]) -> StepResult:
         """Compute every piece of every batch."""
-        weight = sum(weight_of(batch, self.weigh) for batch in window)
+        weight = sum(weight_of(batch, self.loss_mean_over) for batch in window)
         grads_before = copied_grads(self.parameters)
         loss: Any = 0.0
         try:
@@ -431,7 +435,7 @@ class _Pieces:
                     self.model, independent=self.independent, cause=last_error
                 )
             piece = cut(batch, start, stop)
-            share = weight_of(piece, self.weigh) / weight if weight else 0.0
+            share = weight_of(piece, self.loss_mean_over) / weight if weight else 0.0
             vectors.restore()
             attempt = self._attempt_step(piece, share)
             if attempt.error is not None:

@@ -172,7 +172,7 @@ def parameters_of(optimizer: object) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def check_pieces(micro_batch: object, weigh: object) -> None:
+def check_pieces(micro_batch: object, loss_mean_over: object) -> None:
     """Refuse pieces of no size, and what they cannot be weighed by.
 
     Raises:
@@ -180,10 +180,12 @@ def check_pieces(micro_batch: object, weigh: object) -> None:
     """
     if micro_batch is not None:
         check_integer("micro_batch", micro_batch, least=1)
-    if not callable(weigh):
-        check_choice("weigh", weigh, WEIGHTS, otherwise="a function of a piece")
+    if not callable(loss_mean_over):
+        check_choice(
+            "loss_mean_over", loss_mean_over, WEIGHTS, otherwise="a function of a piece"
+        )
     else:
-        check_callable("weigh", weigh, "len", "piece")
+        check_callable("loss_mean_over", loss_mean_over, "len", "piece")
 
 
 def check_step_options(
