@@ -6,13 +6,13 @@ import bisect
 import contextlib
 import gc
 import time
-from array import array
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from loaderkit.leaks.census import Census, take_census
 from loaderkit.leaks.finders.resources import kinds_of
 from loaderkit.leaks.lows import keeps_rising
+from loaderkit.leaks.recorded_series import RecordedSeries
 from loaderkit.leaks.shared_files import SharedFiles
 from loaderkit.leaks.throttle import Throttle
 from loaderkit.leaks.trace import live_blocks
@@ -87,8 +87,7 @@ class EpochRecorder:
             "blocks": _SUSPICIOUS_BLOCKS,
         }
         """Growth an epoch that is looked into."""
-        self._epochs: dict[AnyCounter, array[float]] = {}
-        self._values: dict[AnyCounter, array[float]] = {}
+        self._recorded = RecordedSeries()
         self._own_bytes: dict[CounterName, int] = {}
         """What censuses and verdicts keep, by the counter in which it shows."""
         self._started_pids: set[int] = set()
@@ -208,10 +207,11 @@ class EpochRecorder:
 
     def series(self) -> dict[AnyCounter, Series]:
         """Give all readings by counter."""
-        series: dict[AnyCounter, Series] = {}
-        for name, values in self._values.items():
-            if not (isinstance(name, WorkerName) and _is_helper(name)):
-                series[name] = (self._epochs[name], values)
+        series = {
+            name: readings
+            for name, readings in self._recorded.by_name().items()
+            if not (isinstance(name, WorkerName) and _is_helper(name))
+        }
         shared_files = self.shared_files.series()
         if len(shared_files[0]):
             series["shm_files"] = shared_files
@@ -219,7 +219,7 @@ class EpochRecorder:
 
     def last(self, name: CounterName) -> float | None:
         """Look up a counter's last reading."""
-        return self._values[name][-1] if name in self._values else None
+        return self._recorded.last(name)
 
     def might_leak(self) -> bool:
         """Tell, at the cost of a glance, whether the second half brought anything."""
@@ -242,8 +242,7 @@ class EpochRecorder:
     def own_objects(self) -> list[object]:
         """List what grows because we watch."""
         own: list[object] = [
-            self._epochs,
-            self._values,
+            *self._recorded.own_objects(),
             self._own_bytes,
             self.starting_until,
             self._started_pids,
@@ -324,37 +323,34 @@ class EpochRecorder:
 
     def _record_readings(self, readings: dict[AnyCounter, int]) -> None:
         for name, value in readings.items():
-            if not (is_judged(name) or name in _EVIDENCE):
-                continue
-            if name not in self._values:
-                self._epochs[name], self._values[name] = array("d"), array("d")
-            self._epochs[name].append(self.epoch)
-            self._values[name].append(value)
+            if is_judged(name) or name in _EVIDENCE:
+                self._recorded.record(name, epoch=self.epoch, value=value)
         if self.epoch > _FORGOTTEN_AFTER:
             self._forget_short_lived_workers()
 
     def _forget_short_lived_workers(self) -> None:
         """Drop workers that lived for an epoch or two: each epoch has new ones."""
-        workers = [name for name in self._values if isinstance(name, WorkerName)]
-        for name in workers:
-            epochs = self._epochs[name]
-            if epochs[-1] < self.epoch and len(epochs) < _FEWEST_READINGS:
-                del self._epochs[name], self._values[name]
+        for name, (epochs, _) in self._recorded.by_name().items():
+            is_short_lived = len(epochs) < _FEWEST_READINGS
+            has_ended = epochs[-1] < self.epoch
+            if isinstance(name, WorkerName) and is_short_lived and has_ended:
+                self._recorded.forget(name)
                 self.starting_until.pop(name, None)
                 self._started_pids.discard(name.pid)
 
     def _keeps_growing(self) -> bool:
         """Tell whether a counter keeps rising since the last census."""
         since = self.censuses[-1].epoch if self.censuses else 1
-        for name, values in self._values.items():
-            is_jittering = name in _JITTERING and "malloc" in self._values
+        recorded = self._recorded.by_name()
+        for name, (epochs, values) in recorded.items():
+            is_jittering = name in _JITTERING and "malloc" in recorded
             if is_jittering or isinstance(name, WorkerName) or not is_judged(name):
                 continue
             # Of what is counted one by one, every second epoch is often enough here:
             # a census takes long, and is taken again when the run is twice as long.
             least = self._suspicious_growth.get(unit_of(name), 2 * _SUSPICIOUS_OTHERS)
             # The reading after the first epoch is the first without its warm-up.
-            first = bisect.bisect_left(self._epochs[name], since)
+            first = bisect.bisect_left(epochs, since)
             if keeps_rising(values[first:], least):
                 return True
         return False

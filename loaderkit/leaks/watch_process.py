@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.errors import LoaderkitError
 from loaderkit.leaks.counter_trend import TOLERANCE
+from loaderkit.leaks.recorded_series import RecordedSeries
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING
 from loaderkit.leaks.verdict import judge_counters, overall
@@ -26,8 +26,7 @@ from loaderkit.units import count_of, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaderkit.leaks.counter_trend import Series
-    from loaderkit.memory.counters import AnyCounter, CounterName, Readings
+    from loaderkit.memory.counters import Readings
 
 _WINDOW_S = 1.0
 """Between two readings, and two lines that are shown."""
@@ -79,24 +78,19 @@ class ProcessMonitor:
         self.pid = pid
         self.begun = time.monotonic()
         self.windows = 0
-        self._epochs: dict[CounterName, array[float]] = {}
-        self._values: dict[CounterName, array[float]] = {}
+        self._recorded = RecordedSeries()
 
     def read(self) -> Readings:
         """Take a reading; empty when the process is gone."""
         readings = process.counters_of(self.pid)
         for name, value in readings.items():
-            self._epochs.setdefault(name, array("d")).append(self.windows)
-            self._values.setdefault(name, array("d")).append(value)
+            self._recorded.record(name, epoch=self.windows, value=value)
         self.windows += 1
         return readings
 
     def report(self) -> LeakReport:
         """Judge what was read: from outside nobody can tell who holds it."""
-        series: dict[AnyCounter, Series] = {
-            name: (epochs, self._values[name]) for name, epochs in self._epochs.items()
-        }
-        counters = judge_counters(series, tolerance=TOLERANCE)
+        counters = judge_counters(self._recorded.by_name(), tolerance=TOLERANCE)
         verdict, more_epochs = overall(counters)
         return LeakReport(
             verdict=verdict,
