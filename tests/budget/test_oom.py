@@ -1,5 +1,7 @@
 """A verdict with its shortfall for every message, and for real exceptions."""
 
+import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -15,6 +17,7 @@ from loaderkit.budget.diagnosis.diagnose import diagnose
 from loaderkit.budget.diagnosis.judge import VERDICTS, judge
 from loaderkit.budget.diagnosis.messages import Message
 from loaderkit.budget.remedies import COSTS, REMEDIES, remedies_for
+from loaderkit.errors import OptionError
 
 GIB = 2**30
 FULL = {"is_oom": True, "backend": "cuda", "kind": "device_oom", "capacity": 40 * GIB}
@@ -236,6 +239,81 @@ def test_the_guard_lets_other_errors_be():
         raise KeyError
 
     assert not hasattr(caught.value, "diagnosis")
+
+
+def test_above_a_coroutine_the_guard_awaits_it():
+    freed = []
+
+    @oom_guard()
+    async def train(freed):
+        await asyncio.sleep(0)
+        _hold_and_fail(freed)
+
+    assert inspect.iscoroutinefunction(train)
+    with pytest.raises(MemoryError) as caught:
+        asyncio.run(train(freed))
+
+    assert caught.value.diagnosis.kind == "host_alloc"
+    assert freed[0]() is None
+
+
+def test_above_a_generator_the_guard_iterates_it():
+    freed = []
+
+    @oom_guard()
+    def losses(freed):
+        sent = yield 1
+        yield sent
+        _hold_and_fail(freed)
+
+    assert inspect.isgeneratorfunction(losses)
+    steps = losses(freed)
+    assert [next(steps), steps.send("two")] == [1, "two"]
+    with pytest.raises(MemoryError) as caught:
+        next(steps)
+
+    assert caught.value.diagnosis.kind == "host_alloc"
+    assert freed[0]() is None
+
+
+def test_above_a_generator_that_is_given_up_the_guard_closes_it():
+    ends = []
+
+    @oom_guard()
+    def losses():
+        try:
+            yield 1
+        finally:
+            ends.append("closed")
+
+    steps = losses()
+    next(steps)
+    steps.close()
+
+    assert ends == ["closed"]
+
+
+def test_above_a_function_the_guard_names_it_as_before():
+    @oom_guard()
+    def train(freed):
+        """Train."""
+        _hold_and_fail(freed)
+
+    assert (train.__name__, train.__doc__) == ("train", "Train.")
+    for _ in range(2):
+        with pytest.raises(MemoryError) as caught:
+            train([])
+        assert caught.value.diagnosis.kind == "host_alloc"
+
+
+def test_above_an_asynchronous_generator_the_guard_says_where_to_put_it():
+    async def losses():
+        yield 1
+
+    with pytest.raises(OptionError, match="asynchronous generator") as caught:
+        oom_guard()(losses)
+
+    assert "with oom_guard():" in caught.value.fix
 
 
 def _hold_and_fail(freed):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import os
 import shlex
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import kind_of, show_value, suggest_keywords
@@ -42,7 +44,8 @@ from loaderkit.units import format_bytes
 from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
+    from types import TracebackType
 
     from loaderkit.budget.batch.plan import BatchPlan
 
@@ -503,25 +506,75 @@ def _text_of_error(error: BaseException) -> str:
     return text
 
 
+Guarded = TypeVar("Guarded", bound="Callable[..., Any]")
+"""A function above which a guard stands."""
+
+
+class OomGuard(ContextDecorator):
+    """Diagnoses what leaves a block, a function, a coroutine or a generator."""
+
+    def __enter__(self) -> None:
+        """Begin: there is nothing to do."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        calls: TracebackType | None,
+    ) -> None:
+        """Give an error its diagnosis; it is raised all the same."""
+        if error is not None:
+            diagnosis = diagnose_oom(error)
+            if diagnosis.is_oom:
+                attach(error, diagnosis)
+
+    def __call__(self, function: Guarded) -> Guarded:
+        """Guard every call for as long as its body runs.
+
+        Raises:
+            OptionError: It is an asynchronous generator.
+        """
+        if inspect.isasyncgenfunction(function):
+            raise OptionError(
+                f"@oom_guard() cannot stand above {show_value(function)}.",
+                why="it is an asynchronous generator, and its body runs only while "
+                "somebody iterates",
+                fix="with oom_guard(): ...  # around the body of the generator",
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+            return cast("Guarded", awaited)
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def iterated(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+                with self:
+                    return (yield from function(*args, **kwargs))
+
+            return cast("Guarded", iterated)
+        return super().__call__(function)
+
+
 @suggest_keywords
-@contextmanager
-def oom_guard() -> Iterator[None]:
+def oom_guard() -> OomGuard:
     """Add the diagnosis to whatever out-of-memory error leaves the block.
 
     The error itself is raised, with the diagnosis as its note (Python 3.11) and as its
     attribute ``diagnosis``.  The frames it went through inside the block let go of
     their tensors, so that what handles it has the memory back.
 
-    Raises:
-        BaseException: What the block raised.
+    ``@oom_guard()`` above a function guards its calls, above a coroutine what is
+    awaited, and above a generator what is iterated.
+
+    Returns:
+        What ``with`` takes, or a function.
     """
-    try:
-        yield
-    except BaseException as error:
-        diagnosis = diagnose_oom(error)
-        if diagnosis.is_oom:
-            attach(error, diagnosis)
-        raise
+    return OomGuard()
 
 
 def attach(error: BaseException, diagnosis: Diagnosis) -> None:
