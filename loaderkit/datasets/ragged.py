@@ -94,7 +94,7 @@ def _refuses_arithmetic(cls: type[T]) -> type[T]:
     return cls
 
 
-def _refusal(batch: Any, template: str) -> OptionError:
+def _no_tensor_error(batch: Any, template: str) -> OptionError:
     """Say that a batch is no tensor, with the same expression of its values.
 
     Args:
@@ -118,10 +118,10 @@ def _refuse_operator(cls: type, method: str, symbol: str) -> None:
     """Give a class an operator that raises, and its reflection."""
 
     def operate(self: Any, other: object) -> Any:
-        raise _refusal(self, f"{{}} {symbol} {_shown_operand(other)}")
+        raise _no_tensor_error(self, f"{{}} {symbol} {_shown_operand(other)}")
 
     def operate_reflected(self: Any, other: object) -> Any:
-        raise _refusal(self, f"{_shown_operand(other)} {symbol} {{}}")
+        raise _no_tensor_error(self, f"{_shown_operand(other)} {symbol} {{}}")
 
     setattr(cls, f"__{method}__", operate)
     if method not in COMPARISONS:  # whose reflections are each other
@@ -132,17 +132,17 @@ def _refuse_sign(cls: type, method: str, symbol: str) -> None:
     template = "abs({})" if symbol == "abs" else symbol + "{}"
 
     def operate(self: Any) -> Any:
-        raise _refusal(self, template)
+        raise _no_tensor_error(self, template)
 
     setattr(cls, f"__{method}__", operate)
 
 
-def _equals(self: Any, other: object) -> Any:
+def _is_equal(self: Any, other: object) -> Any:
     _check_comparable(self, "==", other)
     return tuple.__eq__(self, other)
 
 
-def _differs(self: Any, other: object) -> Any:
+def _is_unequal(self: Any, other: object) -> Any:
     _check_comparable(self, "!=", other)
     return tuple.__ne__(self, other)
 
@@ -154,7 +154,7 @@ def _check_comparable(batch: Any, symbol: str, other: object) -> None:
         OptionError: The comparison is meant for the values.
     """
     if _is_numeric(other):
-        raise _refusal(batch, f"{{}} {symbol} {_shown_operand(other)}")
+        raise _no_tensor_error(batch, f"{{}} {symbol} {_shown_operand(other)}")
     if not _has_other_parts(batch, other):
         return
     name = type(batch).__name__.lower()
@@ -169,18 +169,18 @@ def _is_numeric(value: object) -> bool:
     return isinstance(value, int | float | complex | torch.Tensor | np.ndarray)
 
 
-def _contains(self: Any, item: object) -> bool:
+def _has_item(self: Any, item: object) -> bool:
     if _is_numeric(item):
-        raise _refusal(self, f"{_shown_operand(item)} in {{}}")
+        raise _no_tensor_error(self, f"{_shown_operand(item)} in {{}}")
     return tuple.__contains__(self, item)
 
 
-def _count(self: Any, item: object) -> int:
-    raise _refusal(self, f"({{}} == {_shown_operand(item)}).sum()")
+def _count_item(self: Any, item: object) -> int:
+    raise _no_tensor_error(self, f"({{}} == {_shown_operand(item)}).sum()")
 
 
-def _index(self: Any, item: object, *_: int) -> int:
-    raise _refusal(self, f"({{}} == {_shown_operand(item)}).nonzero()")
+def _index_of_item(self: Any, item: object, *_: int) -> int:
+    raise _no_tensor_error(self, f"({{}} == {_shown_operand(item)}).nonzero()")
 
 
 def _get_item(self: Any, index: Any) -> Any:
@@ -193,7 +193,7 @@ def _get_item(self: Any, index: Any) -> Any:
 
     indices = index if type(index) is tuple else (index,)
     shown = ", ".join(map(_shown_index, indices))
-    refusal = _refusal(self, f"{{}}[{shown}]")
+    refusal = _no_tensor_error(self, f"{{}}[{shown}]")
     if isinstance(index, str) and index in self._fields:
         name = type(self).__name__.lower()
         raise OptionError(refusal.what, why=refusal.why, fix=f"{name}.{index}")
@@ -219,20 +219,20 @@ def _torch_function(
     kind: type, function: object, _: Any, args: Any = (), kwargs: Any = None
 ) -> Any:
     batch, shown = _shown_call(function, kind, args, kwargs or {})
-    raise _refusal(batch, shown)
+    raise _no_tensor_error(batch, shown)
 
 
 def _as_numpy_array(self: Any, *_: Any, **__: Any) -> Any:
-    raise _refusal(self, "numpy.asarray({})")
+    raise _no_tensor_error(self, "numpy.asarray({})")
 
 
 _ANSWERS_OF_A_TUPLE: dict[str, Callable[..., Any]] = {
-    "__eq__": _equals,
-    "__ne__": _differs,
-    "__contains__": _contains,
+    "__eq__": _is_equal,
+    "__ne__": _is_unequal,
+    "__contains__": _has_item,
     "__getitem__": _get_item,
-    "count": _count,
-    "index": _index,
+    "count": _count_item,
+    "index": _index_of_item,
 }
 """In place of what a tuple would answer."""
 _ASKED_BY_LIBRARIES: dict[str, object] = {
