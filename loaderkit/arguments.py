@@ -337,7 +337,9 @@ def _nearest_name(name: str, names: tuple[str, ...]) -> str | None:
         return len(shared - _COMMON_WORDS), len(shared), -len(candidate)
 
     best = max(names, key=nearness, default="")
-    if best and words & _words_of(best):
+    # Common words alone say nothing: num_columns is not meant for num_workers.
+    meant = words & _words_of(best)
+    if meant - _COMMON_WORDS or (meant and meant == _words_of(best)):
         return best
     return similar_name(name, names)
 

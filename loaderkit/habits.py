@@ -39,6 +39,7 @@ _WRITTEN = "a result is printed, or written as a page"
 _OF_DATASET = "a dataset knows how its own fields are joined"
 _OF_SAMPLES = "what is done to each sample is the dataset's"
 _OF_LOADER = "batches are the loader's"
+_NO_BUFFER = "all rows are shuffled, and not those of a buffer"
 _MAPPED = "a cache is mapped from disk, and the kernel keeps in memory what is used"
 _MADE_BY_LOAD = "keys() names the samples and load(key) makes one, once"
 _OPTIONS_FROM = "from loaderkit.datasets.pack import PackOptions"
@@ -211,6 +212,58 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         "limit_train_batches limit_val_batches limit_test_batches "
         "limit_predict_batches overfit_batches num_test_batches num_batches",
         Hint("itertools.islice(loader, 100)", "a loader is one epoch"),
+    ),
+    # TensorFlow's, WebDataset's and Hugging Face's shuffling of streams
+    **_hints(
+        "buffer_size shuffle_buffer shuffle_buffer_size shuffle_size bufsize",
+        Hint(
+            'shuffle=True, or shuffle="block" for data larger than memory', _NO_BUFFER
+        ),
+    ),
+    **_hints(
+        "reshuffle reshuffle_each_iteration shuffle_each_epoch",
+        Hint("shuffle=True", "each epoch has an order of its own"),
+    ),
+    **_hints("deterministic reproducible", Hint("seed=0")),
+    **_hints(
+        "cache_size cache_limit cache_bytes cache_in_memory in_memory keep_in_memory",
+        Hint("drop it", _MAPPED),
+    ),
+    # torchdata's StatefulDataLoader
+    **_hints(
+        "snapshot_every_n_steps stateful resume resume_from_checkpoint",
+        Hint("loader.load_state_dict(state)", "a state may be asked of it at any step"),
+    ),
+    # arguments of tokenizers and their collators
+    "pad_to_multiple_of": Hint(
+        'bucket_by="tokens", or padded.pad_to(length) in batch_transform=f',
+        "batches are padded to their longest sample, or to the bound of their bucket",
+    ),
+    **_hints(
+        "truncation truncate remove_columns select_columns rename_columns "
+        "input_columns usecols",
+        Hint("open_cache(path, transform=f)", _OF_SAMPLES),
+    ),
+    **_hints(
+        "subset idx index ids rows row_ids train_idx train_indices subset_indices",
+        Hint("build_loader(dataset[rows])", "rows are the dataset's"),
+    ),
+    **_hints(
+        "train training is_train is_training test stage phase partition",
+        Hint('dataset.train_test_split(0.1)["train"]', _NO_SPLITS),
+    ),
+    **_hints(
+        "gpu gpus use_gpu use_cuda cuda accelerator devices to_device",
+        Hint('build_loader(dataset, "cuda")', "the device is the second argument"),
+    ),
+    **_hints("jobs njobs processes num_processes_per_loader", Hint("num_workers=2")),
+    **_hints(
+        "thread threads use_threads backend executor multiprocessing",
+        Hint("drop it, or num_workers=2", "a thread or workers are the plan's choice"),
+    ),
+    **_hints(
+        "progress progress_bar progbar desc tqdm disable_tqdm verbose show_progress",
+        Hint("for batch in tqdm.auto.tqdm(loader)", "a bar is around the loop"),
     ),
     **_hints(
         "train_dataset val_dataset test_dataset predict_dataset pred_dataset "
@@ -819,6 +872,8 @@ OF_OTHER_LIBRARIES = frozenset({"hpu", "mlu", "mtia", "musa", "npu", "xla"})
 """Kinds of devices, rightly named, for which torch has code once their makers' library
 is imported."""
 
+_OF_BATCHES = "what a batch holds was decided when the loader was built"
+
 LOADER: Mapping[str, Hint] = {
     **_hints(
         "to cuda mps cpu device",
@@ -832,11 +887,14 @@ LOADER: Mapping[str, Hint] = {
     ),
     **_hints("reset restart rewind", Hint("iter(loader)", "each iter() is an epoch")),
     **_hints(
-        "num_batches steps_per_epoch n_batches length batches_per_epoch num_steps",
+        "num_batches steps_per_epoch n_batches length batches_per_epoch num_steps "
+        "total cardinality with_length",
         Hint("len(loader)"),
     ),
     **_hints(
-        "num_samples n size samples num_rows total_samples", Hint("len(loader.dataset)")
+        "num_samples n size samples num_rows total_samples dataset_size count "
+        "total_dataset_length",
+        Hint("len(loader.dataset)"),
     ),
     **_hints("save checkpoint get_state", Hint("loader.state_dict()")),
     **_hints("load restore set_state resume", Hint("loader.load_state_dict(state)")),
@@ -853,10 +911,75 @@ LOADER: Mapping[str, Hint] = {
         Hint("itertools.islice(loader, 10)", "a loader is one epoch"),
     ),
     **_hints("iter_batches iterate iter", Hint("for batch in loader")),
-    **_hints("epoch step position", Hint('loader.state_dict()["epoch"]')),
+    **_hints("epoch step position current_epoch", Hint('loader.state_dict()["epoch"]')),
+    **_hints("num_yielded batch_idx", Hint('loader.state_dict()["batches"]')),
     **_hints("workers n_workers", Hint("loader.num_workers")),
     "collate": Hint("loader.collate_fn"),
-    **_hints("clear shutdown", Hint("loader.close()")),
+    **_hints("bs total_batch_size", Hint("loader.batch_size")),
+    **_hints("clear shutdown stop terminate end join", Hint("loader.close()")),
+    **_hints(
+        "stats statistics summary report memory memory_usage settings",
+        Hint("print(loader.plan)"),
+    ),
+    **_hints(
+        "skip skip_batches skip_first_batches skip_first advance",
+        Hint(
+            "loader.load_state_dict(state), or itertools.islice(loader, 10, None)",
+            "a state says where in the epoch to go on",
+        ),
+    ),
+    **_hints(
+        "repeat cycle with_epoch next_epoch num_epochs epochs",
+        Hint("for epoch in range(2): for batch in loader", "a loader is one epoch"),
+    ),
+    **_hints(
+        "data_loader dataloader loader base_dataloader base_loader dl",
+        Hint("loader itself", "it is a DataLoader"),
+    ),
+    **_hints("enumerate", Hint("enumerate(loader)")),
+    **_hints("zip", Hint("zip(loader, other)")),
+    **_hints("concatenate chain", Hint("itertools.chain(loader, other)")),
+    # TensorFlow's and WebDataset's pipelines, fastai's and Ray's loaders
+    **_hints(
+        "batched unbatched unbatch rebatch padded_batch ragged_batch repartition",
+        Hint("build_loader(loader.dataset, batch_size=32)", _OF_BATCHES),
+    ),
+    "bucket_by_sequence_length": Hint(
+        'build_loader(loader.dataset, bucket_by="tokens")', _OF_BATCHES
+    ),
+    **_hints(
+        "map_batches map_dict map_tuple to_tuple decode compose apply rename "
+        "rename_keys extract_keys as_numpy_iterator before_batch after_batch "
+        "after_item",
+        Hint("build_loader(loader.dataset, batch_transform=f)", _OF_BATCHES),
+    ),
+    **_hints(
+        "one_batch show_batch iter_torch_batches to_torch", Hint("next(iter(loader))")
+    ),
+    **_hints(
+        "prefetch cache options with_options",
+        Hint("print(loader.plan)", "batches are read ahead as the plan says"),
+    ),
+    "snapshot_every_n_steps": Hint(
+        "loader.state_dict()", "a state may be asked of it at any step"
+    ),
+    **_hints("get_sampler", Hint("loader.sampler")),
+    "set_sampler": Hint("build_loader(loader.dataset, sampler=rows)", _OF_BATCHES),
+    # Accelerate's loaders
+    **_hints(
+        "begin end_of_dataloader remainder gradient_state synchronized_generator "
+        "use_stateful_dataloader adjust_state_dict_for_prefetch iteration rng_types "
+        "state split_batches slice_fn torch_device_mesh submesh_tp submesh_dp "
+        "submesh_fsdp",
+        Hint(
+            "accelerator.prepare(loader)", "it is of the loader that accelerate makes"
+        ),
+    ),
+    **_hints(
+        "train valid val test train_dl valid_dl val_dl test_dl train_dataloader "
+        "val_dataloader test_dataloader predict_dataloader train_loader val_loader",
+        Hint("build_loader(dataset)", "a loader is of one dataset"),
+    ),
     **_hints(
         "enable_cpu_affinity enable_multithreading",
         Hint(
@@ -1011,8 +1134,25 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
         **_hints("oom out_of_memory", Hint("diagnosis.is_oom")),
     },
     "Padded": {
-        **_hints("data tensor padded x", Hint("padded.values")),
-        **_hints("attention_mask padding_mask", Hint("padded.mask")),
+        **_hints("data tensor padded x input_ids tokens", Hint("padded.values")),
+        **_hints("attention_mask valid_mask", Hint("padded.mask")),
+        # torch's attention and fairseq's
+        **_hints(
+            "key_padding_mask src_key_padding_mask tgt_key_padding_mask "
+            "memory_key_padding_mask padding_mask pad_mask",
+            Hint("~padded.mask", "mask is True where there is data"),
+        ),
+        **_hints(
+            "batch_sizes sorted_indices unsorted_indices packed pack "
+            "pack_padded_sequence packed_sequence",
+            Hint(
+                "torch.nn.utils.rnn.pack_padded_sequence(padded.values, "
+                "padded.lengths, batch_first=True, enforce_sorted=False)",
+                "it is padded",
+            ),
+        ),
+        **_hints("truncate trim crop", Hint("padded.values[:, :length]")),
+        **_hints("items keys get", Hint("padded._asdict()", "it is a named tuple")),
         **_hints("length lens seq_lens seqlens", Hint("padded.lengths")),
         **_hints("offsets cu_seqlens", Hint('ragged="packed"', "it is padded")),
         **_hints("unbind tolist unpad", Hint("padded.to_list()")),

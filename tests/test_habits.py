@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import multiprocessing
 import operator
 import pickle
 import re
@@ -35,6 +36,7 @@ from loaderkit import (
     plan_batch,
     verify,
 )
+from loaderkit.arguments import nearest_name
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.datasets.absent import CONSTRUCTORS
@@ -516,6 +518,58 @@ def test_every_attribute_of_other_loaders_is_there_or_answered_by_name(name):
     assert {attribute for attribute in missing if attribute[0] != "_"} == set()
 
 
+PIPELINES = """
+batched unbatched rebatch map_dict map_tuple to_tuple decode compose rename rename_keys
+extract_keys repeat with_epoch with_length next_epoch snapshot_every_n_steps num_yielded
+prefetch cache cardinality padded_batch unbatch bucket_by_sequence_length enumerate zip
+concatenate as_numpy_iterator with_options one_batch show_batch iter_torch_batches
+map_batches to_torch bs train valid after_batch before_batch after_item
+"""
+"""Attributes of loaders that need not be installed: of WebDataset, torchdata, fastai,
+and of the pipelines of TensorFlow and Ray."""
+
+
+def test_every_attribute_of_pipelines_is_answered_by_name():
+    assert {*PIPELINES.split()} <= {*LOADER}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DataLoaderShard", "DataLoaderDispatcher"])
+def test_every_attribute_of_accelerates_loaders_is_there_or_answered(name):
+    elsewhere = pytest.importorskip("accelerate.data_loader")
+    ours = build_loader(SAMPLES, batch_size=2)
+    theirs = getattr(elsewhere, name)(SAMPLES, batch_size=2)
+
+    names = {attribute for attribute in dir(theirs) if attribute[0] != "_"}
+
+    # Of torch's loader too: the property that a field of the same name would hide.
+    assert names - {*dir(ours)} <= {*LOADER}
+
+
+def test_what_the_dataset_has_is_said_to_be_its():
+    loader = build_loader(TensorDataset(torch.ones(4)), batch_size=2)
+
+    with pytest.raises(NoSuchAttributeError, match=r"loader\.dataset\.tensors"):
+        _ = loader.tensors
+    # Not asked for where it would have to be computed.
+    with pytest.raises(NoSuchAttributeError, match="has no attribute 'anything'"):
+        _ = loader.anything
+
+
+def test_common_words_alone_are_not_what_was_meant():
+    assert nearest_name("num_columns", ["num_workers", "batch_size"]) is None
+    assert nearest_name("num_worker_threads", ["num_workers", "num_samples"])
+
+
+def test_a_loader_in_a_block_is_closed_behind_it():
+    with build_loader(SAMPLES, batch_size=2, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+
+    assert multiprocessing.active_children() == []
+    assert len(list(loader)) == len(SAMPLES) // 2
+
+
 SET_BY_TRAINERS = {"collate_fn", "generator", "timeout", "worker_init_fn"}
 """Of what Lightning and accelerate set on a loader; what is called anew is read."""
 
@@ -790,6 +844,31 @@ def test_a_size_of_another_name_is_answered_with_ours(size, name):
     with pytest.raises(LoaderError) as raised:
         build_loader(Sized(), max_tokens=8, bucket_by=name, shuffle=True, probe=False)
     assert raised.value.fix == f"did you mean {size!r}?"
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "pack_padded_sequence"])
+def test_what_torchs_layers_take_of_padded_fields_is_answered_as_they_mean_it(
+    tmp_path, name
+):
+    """Compared with the layer over each sample alone."""
+    fields = [torch.rand(length, 4) for length in (2, 5, 3)]
+    packed = pack([{"x": field} for field in fields], tmp_path / "c.lk", workers=0)
+    padded = packed.batch(range(3))["x"]
+    with pytest.raises(NoSuchAttributeError) as raised:
+        getattr(padded, name)
+    answer = eval(raised.value.fix, {"padded": padded, "torch": torch})
+
+    if name == "key_padding_mask":
+        layer = torch.nn.MultiheadAttention(4, 1, batch_first=True)
+        together = layer(*[padded.values] * 3, key_padding_mask=answer)[0]
+        alone = [layer(*[field[None]] * 3)[0][0] for field in fields]
+    else:
+        layer = torch.nn.GRU(4, 4, batch_first=True)
+        together = torch.nn.utils.rnn.pad_packed_sequence(layer(answer)[0], True)[0]
+        alone = [layer(field[None])[0][0] for field in fields]
+
+    for ours, wanted in zip(together, alone, strict=True):
+        torch.testing.assert_close(ours[: len(wanted)], wanted)
 
 
 def test_the_length_of_samples_is_their_tokens(tmp_path):

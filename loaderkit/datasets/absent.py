@@ -9,6 +9,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from loaderkit.arguments import similar_name, suggest_name
 from loaderkit.errors import NoSuchAttributeError, OptionError
 
@@ -31,6 +34,7 @@ _OF_A_CACHE = "a dataset is of a cache, which pack() makes of samples once"
 _ROWS_OF_TABLE = 'loaderkit.pack(table.to_dict("records"), path)'
 _INSPECT = "loaderkit.inspect_cache(dataset.cache)"
 _MAP = "dataset.map(function, cache=path), which packs another cache"
+_LABEL = ("a label is a field as any other", "dataset.column(name)")
 _INDEX = "faiss over dataset.column(name)"
 
 ABSENT: Mapping[str, tuple[str, str]] = {
@@ -157,7 +161,14 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ),
     ),
     **dict.fromkeys(
-        ("serialize", "deserialize", "schema", "db", "BACKENDS"),
+        (
+            *("serialize", "deserialize", "schema", "db", "BACKENDS"),
+            # h5py
+            *("attrs", "chunks", "compression", "maxshape", "fillvalue", "filename"),
+            *("file", "visit", "visititems", "create_dataset", "create_group"),
+            *("require_dataset", "flush", "dims", "iter_chunks", "read_direct"),
+            *("write_direct", "swmr_mode", "asstr"),
+        ),
         ("samples are columns in HDF5 files", _INSPECT),
     ),
     "close": ("files are mapped, and closed with the last reference", "del dataset"),
@@ -171,8 +182,15 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         (_FIELDS, _MAP),
     ),
     "add_item": (_ROWS, "loaderkit.extend(dataset, [sample]), or dataset + [sample]"),
-    **dict.fromkeys(("column_names", "features", "num_columns"), (_FIELDS, _INSPECT)),
-    **dict.fromkeys(("num_rows", "shape"), ("a dataset has rows", "len(dataset)")),
+    **dict.fromkeys(
+        ("column_names", "features", "num_columns", "element_spec", "width"),
+        (_FIELDS, _INSPECT),
+    ),
+    **dict.fromkeys(
+        ("num_rows", "shape", "height", "count", "cardinality", "length", "n_samples"),
+        ("a dataset has rows", "len(dataset)"),
+    ),
+    **dict.fromkeys(("empty", "is_empty"), ("a dataset has rows", "len(dataset) == 0")),
     **dict.fromkeys(
         ("dataset_size", "size_in_bytes", "download_size"),
         ("samples differ in size", f"dataset.sizes().bytes, or {_INSPECT}.bytes"),
@@ -218,12 +236,32 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("columns", "dtypes"),
         (_FIELDS, _INSPECT),
     ),
-    "head": (_ROWS, "dataset[:5]"),
+    **dict.fromkeys(
+        ("head", "show", "glimpse", "take_all", "take_batch"), (_ROWS, "dataset[:5]")
+    ),
     "tail": (_ROWS, "dataset[-5:]"),
     "sample": (_ROWS, "dataset.shuffle()[:5]"),
     "sort_values": (_ROWS, "dataset[dataset.column(name).argsort()]"),
     **dict.fromkeys(
-        ("drop", "rename", "assign", "apply", "fillna", "replace", "join", "merge"),
+        (
+            *(
+                "drop",
+                "rename",
+                "assign",
+                "apply",
+                "fillna",
+                "replace",
+                "join",
+                "merge",
+            ),
+            *("agg", "aggregate", "pipe", "eval", "with_columns", "bfill", "ffill"),
+            *("interpolate", "convert_dtypes", "infer_objects", "rename_axis", "style"),
+            *("explode", "combine", "combine_first", "set_index", "reset_index"),
+            *("set_axis", "set_flags", "isetitem", "add_prefix", "add_suffix"),
+            # WebDataset and TensorFlow
+            *("to_tuple", "map_dict", "map_tuple", "rename_keys", "extract_keys"),
+            *("flat_map", "scan", "compose"),
+        ),
         (_FIELDS, _MAP),
     ),
     **dict.fromkeys(
@@ -231,18 +269,35 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         (_ROWS, "dataset.filter(lambda sample: sample[name] is not None)"),
     ),
     **dict.fromkeys(
-        ("groupby", "value_counts", "pivot_table", "corr", "plot", "hist", "nunique"),
+        (
+            *("groupby", "value_counts", "pivot_table", "corr", "plot", "hist"),
+            *("nunique", "n_unique", "pivot", "melt", "stack", "unstack", "resample"),
+            *("corrwith", "nlargest", "nsmallest", "isnull", "isna", "notna"),
+            *("notnull", "duplicated", "idxmax", "idxmin", "rank", "shift"),
+            *("pct_change", "ewm", "expanding", "skew", "kurt", "kurtosis", "mode"),
+            *("sem", "cov", "crosstab", "boxplot", "asfreq", "asof", "at_time"),
+            *("between_time", "compare", "align", "reindex", "reindex_like"),
+            *("reorder_levels", "swaplevel", "droplevel", "sort_index", "truncate"),
+            *("tz_convert", "tz_localize", "xs", "axes", "attrs", "flags"),
+            *("select_dtypes", "memory_usage", "first_valid_index", "equals"),
+            *("last_valid_index", "isin", "reduce", "sparse", "mask", "product"),
+            *("truediv", "floordiv", "mod", "radd", "rsub", "rmul", "rdiv", "rpow"),
+            *("rtruediv", "rfloordiv", "rmod"),
+        ),
         (_NO_TABLE, "pandas.Series(dataset.column(name)), field by field"),
     ),
-    "iterrows": (_ROWS, "for sample in dataset"),
-    "itertuples": (_ROWS, "for sample in dataset"),
+    **dict.fromkeys(
+        ("iterrows", "itertuples", "iter_rows", "as_numpy_iterator"),
+        (_ROWS, "for sample in dataset"),
+    ),
+    **dict.fromkeys(
+        ("row", "rows", "get_single_element", "read_row"),
+        ("samples are read by their row", "dataset[row]"),
+    ),
     "to_numpy": (_NO_TABLE, "dataset.column(name), which numpy.asarray takes"),
     "values": (_NO_TABLE, "dataset.column(name), one field of all samples"),
     # torchvision.datasets
-    **dict.fromkeys(
-        ("targets", "labels"),
-        ("a label is a field as any other", "dataset.column(name)"),
-    ),
+    **dict.fromkeys(("targets", "labels", "train_labels", "train_data"), _LABEL),
     **dict.fromkeys(
         ("samples", "imgs"),
         ("no object holds all samples", "dataset[row]; dataset.key(row) is its name"),
@@ -311,7 +366,10 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
             *("to_csv", "to_json", "to_pandas", "to_parquet", "to_polars", "to_sql"),
-            "to_tf_dataset",
+            *("to_tf_dataset", "to_clipboard", "to_excel", "to_feather", "to_hdf"),
+            *("to_html", "to_iceberg", "to_latex", "to_markdown", "to_orc"),
+            *("to_period", "to_pickle", "to_records", "to_stata", "to_string"),
+            *("to_timestamp", "to_xarray", "to_xml", "to_arrow"),
         ),
         (_NO_TABLE, "pandas.DataFrame of dataset.column(name), field by field"),
     ),
@@ -353,6 +411,14 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         (
             *("dataloader", "loader", "batch_size", "sampler", "num_workers"),
             *("set_batch_size", "set_num_workers", "set_drop_last", "set_shuffle"),
+            *("batch_sampler", "generator", "drop_last", "collate_fn", "prefetch"),
+            *("prefetch_factor", "persistent_workers", "worker_init_fn", "dls"),
+            *("train_dataloader", "val_dataloader", "test_dataloader"),
+            *("predict_dataloader", "dataloaders", "one_batch", "show_batch"),
+            *("batched", "unbatched", "unbatch", "rebatch", "padded_batch"),
+            *("ragged_batch", "sparse_batch", "iter_batches", "iter_torch_batches"),
+            *("to_torch", "options", "with_options", "with_length", "get_sampler"),
+            *("set_sampler", "total_batch_size", "sampler_weights"),
         ),
         ("batches are the loader's", "build_loader(dataset, batch_size=32)"),
     ),
@@ -368,7 +434,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ),
     ),
     **dict.fromkeys(
-        ("epoch", "set_epoch", "next_epoch", "resample_streams"),
+        ("epoch", "set_epoch", "next_epoch", "resample_streams", "with_epoch"),
         ("epochs are the loader's", "loader.set_epoch(3); each iter(loader) is one"),
     ),
     **dict.fromkeys(
@@ -380,6 +446,47 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("a dataset has rows, and an end", "len(dataset)"),
     ),
     "get_item": ("samples are read by their row", "dataset[row]"),
+    "bucket_by_sequence_length": (
+        "batches are the loader's",
+        'build_loader(dataset, bucket_by="tokens")',
+    ),
+    "map_batches": (
+        "batches are the loader's",
+        "build_loader(dataset, batch_transform=f)",
+    ),
+    "enumerate": ("it is Python's own", "enumerate(dataset)"),
+    "zip": ("it is torch's", "torch.utils.data.StackDataset(dataset, other)"),
+    **dict.fromkeys(
+        ("interleave", "sample_from_datasets", "choose_from_datasets"),
+        (
+            _ROWS,
+            "build_loader(dataset + other, sampler=rows)",
+        ),
+    ),
+    **dict.fromkeys(
+        ("take_while", "rsample", "rejection_resample", "ignore_errors"),
+        (_ROWS, "dataset.filter(lambda sample: ...)"),
+    ),
+    "random_shuffle": (_ROWS, "dataset.shuffle(seed=0)"),
+    "snapshot": ("it is on disk already", "dataset.cache is its folder"),
+    **dict.fromkeys(
+        ("slice", "split_at_indices", "streaming_split"),
+        (_ROWS, "dataset[:100], dataset[rows]"),
+    ),
+    **dict.fromkeys(
+        ("lazy", "collect", "materialize", "clone"),
+        ("samples are read when they are asked for", "dataset, as it is"),
+    ),
+    **dict.fromkeys(
+        ("train", "test", "val", "valid", "validation", "train_ds", "valid_ds"),
+        ("a cache has rows and no splits", 'dataset.train_test_split(0.1)["train"]'),
+    ),
+    **dict.fromkeys(
+        ("task_type", "eval_metric", "num_tasks", "meta_info", "feature_names"),
+        (_NO_CARD, "keep it in an attribute of your dataset's class"),
+    ),
+    **dict.fromkeys(("target", "target_names"), _LABEL),
+    **dict.fromkeys(("setup", "prepare_data"), (_MADE_BY_LOAD, "def load(self, key)")),
     "decode": ("samples are decoded as they were packed", "dataset[row]"),
     **dict.fromkeys(
         ("read_window", "aread_window", "frame_counts"),
@@ -400,6 +507,12 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Why there is no attribute of this name, and what to use in its place."""
+
+_COLUMNS = (
+    (torch.Tensor, "dataset.column(name)"),
+    (np.ndarray, "numpy.asarray(dataset.column(name))"),
+)
+"""Kinds of arrays, and how one field of all samples is made one of them."""
 
 _OF_GRAPHS = "it is asked of graphs, and these samples are none"
 ABSENT_OF_ROWS: Mapping[str, tuple[str, str]] = {
@@ -517,6 +630,11 @@ def no_such_attribute(
     if name in ABSENT or (name in ABSENT_OF_ROWS and name not in known):
         why, fix = ABSENT[name] if name in ABSENT else ABSENT_OF_ROWS[name]
         return NoSuchAttributeError(message, why=why, fix=fix)
+    for kind_of_array, column in _COLUMNS:
+        if hasattr(kind_of_array, name):
+            call = "()" if callable(getattr(kind_of_array, name)) else ""
+            fix = f"{column}.{name}{call}"
+            return NoSuchAttributeError(message, why=_NO_TABLE, fix=fix)
     why = "neither it nor its samples have it"
     if names:
         why = f"the fields of its samples are {', '.join(names)}"

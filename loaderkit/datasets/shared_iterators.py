@@ -86,10 +86,13 @@ def are_held_elsewhere(iterators: list[Iterator[Any]]) -> bool:
         if isinstance(iterator, types.GeneratorType):
             # Up to Python 3.12 a frame keeps the dict in which it has shown its locals.
             own_ids.add(id(inspect.getgeneratorlocals(iterator)))
+    # From Python 3.14 on the tuple of the call's arguments is among the holders.
+    arguments = tuple(iterators)
+    own_ids.add(id(arguments))
     return any(
         # A frame holds them for as long as its function runs, as this one's does.
         id(holder) not in own_ids and not isinstance(holder, types.FrameType)
-        for holder in gc.get_referrers(*iterators)
+        for holder in gc.get_referrers(*arguments)
     )
 
 

@@ -269,6 +269,15 @@ class LoaderEpoch(Iterator[Any]):
             self._download_ahead.close()
         if isinstance(self._deliveries, ReadAhead):
             self._deliveries.close()
+        if self._ends_workers:
+            self._end_workers()
+
+    def abandon(self) -> None:
+        """End the workers too, though somebody may still hold this iterator."""
+        self.close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         # torch's iterator without workers has none to shut down.
-        if self._ends_workers and hasattr(self._torch_iterator, "_shutdown_workers"):
+        if hasattr(self._torch_iterator, "_shutdown_workers"):
             self._torch_iterator._shutdown_workers()

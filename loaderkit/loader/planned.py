@@ -42,6 +42,8 @@ from loaderkit.operations import answer_operations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from typing_extensions import Self
+
     from loaderkit.loader.iterables import ToldLength
     from loaderkit.loader.loader_setup import LoaderSetup
     from loaderkit.loader.loader_state import IterationWorkers
@@ -174,6 +176,11 @@ class PlannedLoader(DataLoader[Any]):
             if name in {option.name for option in fields(LoaderOptions)}:
                 why = "it is an option of build_loader, and the plan says what it did"
                 fix = f"print(loader.plan), or build_loader(dataset, {name}=...)"
+                raise NoSuchAttributeError(message, why=why, fix=fix)
+            # Looked for without being asked for: a field of all samples would be read.
+            dataset = vars(self).get("dataset")
+            if hasattr(type(dataset), name) or name in getattr(dataset, "__dict__", ()):
+                why, fix = "its dataset has it", f"loader.dataset.{name}"
                 raise NoSuchAttributeError(message, why=why, fix=fix)
             raise no_such_attribute(self, name)
 
@@ -417,12 +424,20 @@ class PlannedLoader(DataLoader[Any]):
             warn_of_seeds=warn_of_seeds,
         )
 
+    def __enter__(self) -> Self:
+        """Give the loader itself, which is closed when the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the workers, as ``close`` does."""
+        self.close()
+
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
         if self._setup is not None:
             running = self._running_epoch()
             if running is not None:
-                running.close()
+                running.abandon()
             # An iterator that somebody still holds is over; the next is not beside it.
             self._running_epoch = _no_epoch
         self._end_kept_workers()

@@ -379,7 +379,9 @@ def _read_some_samples(
     if len(samples) > len(first.samples):
         seconds += time.perf_counter() - start
     if isinstance(collate, DefaultCollate):
-        return _Fetched(collate(samples), len(samples), seconds)
+        # Samples that cannot be joined are told as those of a whole batch are.
+        batch = fetch(samples, range(len(samples)), collate)
+        return _Fetched(batch, len(samples), seconds)
     unsendable = _why_joined_unsendable(samples, len(rows), collate)
     return _Fetched(samples, len(samples), seconds, False, unsendable)
 

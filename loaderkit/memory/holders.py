@@ -161,9 +161,12 @@ class _Search:
         """Find what refers to any of these objects and was not met before."""
         parents: list[Any] = []
         self.alive.append(parents)
-        # These lists refer to the objects too, and so do those of the search itself.
-        self.skipped_ids |= {id(level), id(parents)}
-        for parent in gc.get_referrers(*level):
+        # From Python 3.14 on the tuple of the call's arguments is among the referrers.
+        arguments = tuple(level)
+        # These refer to the objects too, and so do the lists of the search itself.
+        self.skipped_ids |= {id(level), id(parents), id(arguments)}
+        self.alive.append(arguments)
+        for parent in gc.get_referrers(*arguments):
             if self._is_known(parent) or _belongs_to_search(parent):
                 continue
             for child in level:
@@ -234,7 +237,12 @@ class _Search:
                     continue
                 # By identity: cells with equal contents are equal.
                 index = next(i for i, other in enumerate(closure) if other is cell)
-                path = code.co_freevars[index] + self._path_below(cell)
+                name = code.co_freevars[index]
+                if name == "__classdict__":
+                    # From Python 3.14 on annotations are computed when they are asked
+                    # for, of the names that the class's body had: the class has them.
+                    return
+                path = name + self._path_below(cell)
                 location = _place_in(code.co_filename, code.co_firstlineno)
                 where = f"{location} in {function.__qualname__}"
                 yield Holder("closure", path, where, self._line_in(code, cell, path))

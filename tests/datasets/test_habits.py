@@ -155,15 +155,33 @@ prepare_shard get_item
 """
 """Those of Hugging Face's streams and dicts of datasets, and of litdata's and
 MosaicML's datasets."""
+PIPELINES = """
+as_numpy_iterator bucket_by_sequence_length cardinality choose_from_datasets concatenate
+element_spec enumerate flat_map get_single_element ignore_errors interleave options
+padded_batch prefetch ragged_batch rebatch reduce rejection_resample
+sample_from_datasets scan snapshot sparse_batch take_while unbatch window with_options
+zip with_epoch with_length unbatched batched map_dict map_tuple slice rsample to_tuple
+compose rename rename_keys extract_keys iter_torch_batches iter_batches materialize
+streaming_split split_at_indices random_shuffle count schema take_all show map_batches
+to_torch height width with_columns row rows iter_rows is_empty lazy collect glimpse
+n_unique clone train valid task_type eval_metric num_tasks train_dataloader
+val_dataloader prepare_data dls one_batch show_batch attrs create_dataset visititems
+"""
+"""Those of pipelines and tables: TensorFlow's and Ray's datasets, WebDataset, polars,
+OGB, Lightning's and fastai's data, and h5py."""
 
 
 @pytest.mark.parametrize("kind", ["ours", "rows"])
 def test_every_public_name_works_or_names_the_nearest_thing(kind, request):
     dataset = request.getfixturevalue(kind)
-    kinds = (InMemoryDataset, OnDiskDataset, *TORCHS)
-    names = public_names(*kinds).union(HUGGING_FACE.split(), STREAMS.split())
-    assert len(names) > 150
-    for name in names:
+    pandas = pytest.importorskip("pandas")
+    arrays = (torch.Tensor, np.ndarray, pandas.DataFrame)
+    kinds = (InMemoryDataset, OnDiskDataset, *TORCHS, *arrays)
+    lists = (HUGGING_FACE, STREAMS, PIPELINES)
+    names = public_names(*kinds).union(" ".join(lists).split())
+    assert len(names) > 900
+    own = {"transform", *dataset[0].keys()}
+    for name in names - own:
         if hasattr(type(dataset), name):
             continue
         assert not hasattr(dataset, name)

@@ -101,6 +101,21 @@ def test_what_cannot_be_read_is_said(dataset, why):
     assert build_loader(dataset).plan.num_workers.reason
 
 
+class SlowSets(Ends):
+    """Its samples take as long as a probe may, and cannot be joined."""
+
+    def __getitem__(self, row):
+        time.sleep(probe.PROBE_S)
+        return {"x": {row}}
+
+
+def test_slow_samples_that_cannot_be_joined_are_told_as_quick_ones_are():
+    collate = build_loader([1]).collate_fn
+
+    with pytest.raises(LoaderError, match="reading failed: The samples"):
+        probe._measure_here(SlowSets(), range(4), collate)
+
+
 @pytest.mark.slow
 @forks
 def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
