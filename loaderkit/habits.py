@@ -90,6 +90,14 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     **_hints("collate collator data_collator collate_function", Hint("collate_fn=f")),
     **_hints("num_replicas world num_ranks num_shards", Hint("world_size=2, rank=0")),
     **_hints("local_rank global_rank shard_id shard_index", Hint("rank=0")),
+    # torch's meshes, where several ranks share one model
+    **_hints(
+        "mesh device_mesh dp_mesh process_group group dp_group",
+        Hint(
+            "rank=data.get_local_rank(), world_size=data.size(), of the mesh data",
+            "ranks that share one model are given the same batches",
+        ),
+    ),
     "pin_memory_device": Hint('build_loader(dataset, "cuda", pin_memory=True)'),
     **{
         f"max_{prefix}{name}": Hint(f"max_{size}=10_000")
@@ -1146,13 +1154,16 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
             "batch_sizes sorted_indices unsorted_indices packed pack "
             "pack_padded_sequence packed_sequence",
             Hint(
-                "torch.nn.utils.rnn.pack_padded_sequence(padded.values, "
-                "padded.lengths, batch_first=True, enforce_sorted=False)",
-                "it is padded",
+                "pack_padded_sequence(padded.values, padded.lengths, "
+                "batch_first=True, enforce_sorted=False)",
+                "torch.nn.utils.rnn makes one of a padded field",
             ),
         ),
         **_hints("truncate trim crop", Hint("padded.values[:, :length]")),
-        **_hints("items keys get", Hint("padded._asdict()", "it is a named tuple")),
+        **_hints(
+            "items keys get",
+            Hint("values, lengths, mask = padded", "it is a named tuple"),
+        ),
         **_hints("length lens seq_lens seqlens", Hint("padded.lengths")),
         **_hints("offsets cu_seqlens", Hint('ragged="packed"', "it is padded")),
         **_hints("unbind tolist unpad", Hint("padded.to_list()")),

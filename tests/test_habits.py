@@ -856,7 +856,7 @@ def test_what_torchs_layers_take_of_padded_fields_is_answered_as_they_mean_it(
     padded = packed.batch(range(3))["x"]
     with pytest.raises(NoSuchAttributeError) as raised:
         getattr(padded, name)
-    answer = eval(raised.value.fix, {"padded": padded, "torch": torch})
+    answer = eval(raised.value.fix, {"padded": padded, **vars(torch.nn.utils.rnn)})
 
     if name == "key_padding_mask":
         layer = torch.nn.MultiheadAttention(4, 1, batch_first=True)

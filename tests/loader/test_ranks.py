@@ -384,6 +384,56 @@ def test_a_trainer_of_two_processes_loses_no_sample(script, tmp_path):
         assert sum(count.values()) <= 40
 
 
+SHARDED = """
+import json
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import loaderkit
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "model"))
+data = mesh["data"]
+samples = [torch.tensor([float(row)]) for row in range(39)]
+
+def make(**ranks):
+    return loaderkit.build_loader(
+        samples, batch_size=4, shuffle=True, num_workers=0, probe=False, **ranks
+    )
+
+layer = torch.nn.Linear(1, 2)
+fully_shard(layer)
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for loader in make(), make(rank=data.get_local_rank(), world_size=data.size()):
+    seen = []
+    for batch in loader:
+        layer(batch).mean().backward()
+        optimizer.step()
+        seen.append(batch.flatten().int().tolist())
+    every = [None] * 2
+    dist.all_gather_object(every, seen)
+    if dist.get_rank() == 0:
+        print(json.dumps(every))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_fsdp_share_the_data_and_those_of_one_model_are_given_all(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(SHARDED)
+
+    shared, same = run_ranks(file)
+
+    rows = [row for batches in shared for rows in batches for row in rows]
+    assert set(rows) == set(range(39))
+    assert len(rows) == 40
+    assert len(shared[0]) == len(shared[1])
+    assert same[0] == same[1]
+    assert sorted(row for rows in same[0] for row in rows) == list(range(39))
+
+
 def sizes_for(count, seed):
     return np.random.default_rng(seed).integers(1, 9, count)
 
