@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
+from torch_geometric.nn import GCNConv
 
 from loaderkit import estimate_step
 from loaderkit.budget.step.measure import measure_step
@@ -123,6 +124,17 @@ def test_its_twin_a_batch_that_fits_is_estimated():
     for make in (linear, lambda: WithLargeParameter(linear)):
         estimated = estimate_step(make(), (rows, loss[1]), loss=loss[0])
         assert estimated.method == "tracked"
+
+
+def test_two_inputs_with_a_loss_are_told_where_the_target_belongs():
+    layer = GCNConv(8, 4)
+    inputs = torch.rand(5, 8), torch.zeros(2, 6, dtype=torch.long)
+
+    with pytest.raises(StepError, match=r"a batch \(\(x, edge_index\), target\)"):
+        estimate_step(layer, inputs, loss=F.mse_loss)
+
+    # As the fix says.
+    estimate_step(layer, (inputs, torch.zeros(5, 4)), loss=F.mse_loss)
 
 
 class ReadsMemory(nn.Module):

@@ -98,6 +98,7 @@ def _ways_to_lose():
     yield "a closure", lambda output: part(output), part
     yield "a default", lambda output, *, part=part: part(output), part
     yield "a global", _loss_over_global, GLOBAL
+    parts.append(parts)
     yield "a list in a closure", lambda output: parts[0](output), part
 
 

@@ -306,6 +306,11 @@ class KernelCall(NamedTuple):
         return any(word in operator_name(self.func) for word in _SPATIAL)
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether it is a layer of an LSTM in one kernel, or its backward pass."""
+        return "mkldnn_rnn_layer" in operator_name(self.func)
+
+    @property
     def plain(self) -> bool:
         """Whether it holds nothing beside its outputs."""
         return _is_plain(operator_name(self.func))
@@ -536,7 +541,106 @@ def smaller_calls(
         ways.insert(0, [call])
     if call.opaque:
         ways = _of_fewer_samples(call, sizes, limit) + ways
+    if call.is_recurrent:
+        ways.append(_recurrent_triple(call))
     return ways[:_MOST_WAYS] or [[]]
+
+
+_RECURRENT_BYTES = 3 << 20
+"""What the weights of a smaller recurrent call take at most, and what goes through
+them; chosen: a kernel packs them and makes their gradients, some four times it."""
+_CACHE_LINE = 16
+"""Floats; rows of recurrent kernels are padded to it."""
+_BAD_STRIDE = 256
+"""Floats: rows of a multiple of it fall into the same places of a cache, so that oneDNN
+copies weights that have such rows, or rows of a broken cache line, once more."""
+
+
+def _recurrent_triple(call: KernelCall) -> list[KernelCall]:
+    """Give three recurrent calls with narrower weights than a call has.
+
+    The kernel does not check whether sizes go together: each gets its place, by what it
+    is there.  Widths keep their ratio, since rows are as long as the longest of them.
+    """
+    steps, samples, inputs = call.tensors[0].shape
+    gates_hidden, hidden = call.tensors[2].shape
+    gates = gates_hidden // hidden
+
+    share = 1
+    while 4 * gates_hidden * (inputs + hidden) / share**2 > _RECURRENT_BYTES:
+        share *= 2
+    narrow = _narrowed(inputs, share), _narrowed(hidden, share)
+    # Some six floats are kept for each one of a row.
+    most_rows = _RECURRENT_BYTES // (6 * 4 * sum(narrow))
+    few_steps = max(1, min(steps, max(most_rows // samples, _CACHE_LINE)))
+    few_samples = max(1, min(samples, most_rows // few_steps))
+    smaller = []
+    for divisor in (1, 2, 4):
+        # The longer of both is divided: the other one may be a single one.
+        if few_steps > few_samples:
+            rows = max(1, few_steps // divisor), few_samples
+        else:
+            rows = few_steps, max(1, few_samples // divisor)
+        smaller.append(_recurrent_call(call, _RecurrentSizes(*rows, *narrow, gates)))
+    return smaller
+
+
+def _narrowed(width: int, share: int) -> int:
+    """Give a share of a width that is padded, and copied, as the width is.
+
+    >>> _narrowed(1024, 4), _narrowed(512, 4), _narrowed(352, 4), _narrowed(350, 4)
+    (256, 256, 80, 94)
+    """
+    if share == 1 or width % _BAD_STRIDE == 0:
+        return min(width, _BAD_STRIDE) if share > 1 else width
+    lines, rest = width // share // _CACHE_LINE, width % _CACHE_LINE
+    narrow = lines * _CACHE_LINE + rest
+    return narrow if narrow % _BAD_STRIDE and narrow else narrow + _CACHE_LINE
+
+
+class _RecurrentSizes(NamedTuple):
+    steps: int
+    samples: int
+    inputs: int
+    hidden: int
+    gates: int
+
+    def of_operand(self, number: int, axes: int) -> tuple[int, ...]:
+        """Give the shape of a call's operand: inputs, four weights, then states."""
+        if number == 0:
+            return self.steps, self.samples, self.inputs
+        if number in {1, 2}:
+            columns = self.inputs if number == 1 else self.hidden
+            return self.gates * self.hidden, columns
+        if number in {3, 4}:
+            return (self.gates * self.hidden,)
+        states = self.steps, self.samples, self.hidden
+        return states[3 - axes :] if axes <= 3 else (1,) * (axes - 3) + states
+
+
+def _recurrent_call(call: KernelCall, sizes: _RecurrentSizes) -> KernelCall:
+    hidden = call.tensors[2].shape[1]
+    leaves: list[Any] = []
+    for leaf in call.leaves:
+        if not isinstance(leaf, TensorSpec):
+            leaves.append(sizes.hidden if _is_int(leaf) and leaf == hidden else leaf)
+            continue
+        if leaf.shape == (0,):
+            # What the forward pass keeps, which has no size as a fake.
+            leaves.append(leaf)
+            continue
+        number = sum(isinstance(other, TensorSpec) for other in leaves)
+        shape = sizes.of_operand(number, len(leaf.shape))
+        by_size = dict(zip(leaf.shape, shape, strict=True))
+        resized = _resize_spec(leaf, by_size)
+        leaves.append(resized if resized.shape == shape else _in_order(leaf, shape))
+    return KernelCall(call.func, tuple(leaves), call.structure, resized=True)
+
+
+def _in_order(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """Give a tensor of another shape that lies in memory without gaps, in order."""
+    strides = itertools.accumulate(shape[:0:-1], initial=1, func=int.__mul__)
+    return spec._replace(shape=shape, stride=tuple(strides)[::-1])
 
 
 def _shrinkable_sizes(call: KernelCall) -> list[int]:
@@ -661,7 +765,7 @@ def _of_fewer_samples(
 
 def _fixed_sizes(call: KernelCall) -> set[int]:
     """Name the sizes that must stay, since others follow from them."""
-    if "mkldnn_rnn" in operator_name(call.func):
+    if call.is_recurrent:
         # Of the weights, one size is 4 gates times another, which is among the numbers;
         # the kernel reads them without a check.
         weights = call.tensors[1:5]

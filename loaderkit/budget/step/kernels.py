@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd.profiler import record_function
 
@@ -60,6 +61,8 @@ _LINE_SHARE = 0.02
 rows."""
 _LINE_BYTES = 1024
 """The same where amounts are small; chosen: a cache line of each of several buffers."""
+_PLANE_SHARE = 0.1
+"""The same for recurrent kernels, whose rows are padded to cache lines."""
 _MARKER = "loaderkit kernel "
 
 
@@ -579,6 +582,9 @@ class _SizeTable(NamedTuple):
     """All operands of each small call."""
     operand_total: int
     """All operands of the call asked about."""
+    weight_totals: list[int] | None = None
+    """Weights of each small call of a recurrent kernel, and at last of the call asked
+    about; None for other kernels."""
     factors_of_pairs: tuple[float, ...] = _FACTORS_OF_PAIRS
     """What a buffer may be of each of two columns that it is a sum of."""
 
@@ -635,10 +641,26 @@ class _SizeTable(NamedTuple):
 
     def extend(self, amounts: list[int]) -> int | None:
         """Scale amounts by a rule that gives all of them, else along a line."""
+        if self.weight_totals is not None:
+            return self._extend_with_weights(amounts)
         by_rule = self.scale_by_rule(amounts)
         if by_rule is not None:
             return by_rule
         return _extend_line(self.operand_totals, amounts, self.operand_total)
+
+    def _extend_with_weights(self, amounts: list[int]) -> int | None:
+        """Scale what is in part proportional to weights, in part to the other sizes."""
+        weights = np.array(self.weight_totals, dtype=float)
+        totals = np.array([*map(sum, self.rows), sum(self.sizes)], dtype=float)
+        columns = np.stack([totals - weights, weights], axis=1)
+        if np.ptp(columns[:-1, 0]) == 0:
+            # A single sample of one step: nothing else could be made smaller.
+            columns[:, 0] = 0
+        factors, *_ = np.linalg.lstsq(columns[:-1], np.array(amounts, dtype=float))
+        misses = np.abs(columns[:-1] @ factors - amounts)
+        if misses.max() > _PLANE_SHARE * max(amounts) + _LINE_BYTES:
+            return None
+        return max(0, round(float(columns[-1] @ factors)))
 
 
 def _apply_rule(rule: _Rule, row: tuple[int, ...]) -> float:
@@ -667,9 +689,18 @@ def _size_table(sized: SizedCall, measured: list[_CallMemory]) -> _SizeTable:
         sizes=tuple(sizes[column] for column in comparable),
         operand_totals=[sum(memory.operands) or 1 for memory in measured],
         operand_total=sum(sized.call.operand_bytes),
+        weight_totals=_weight_totals(sized, measured),
         # To sort the elements of a sparse tensor takes several copies of its indices.
         factors_of_pairs=_FACTORS if sized.call.sparse_tensors else _FACTORS_OF_PAIRS,
     )
+
+
+def _weight_totals(sized: SizedCall, measured: list[_CallMemory]) -> list[int] | None:
+    """Sum the weights of recurrent calls, which are their second to fifth operand."""
+    if not sized.call.is_recurrent:
+        return None
+    operands = [memory.operands for memory in measured] + [sized.call.operand_bytes]
+    return [sum(sizes[1:5]) for sizes in operands]
 
 
 def _has_hidden_output(sized: SizedCall, memory: _CallMemory) -> bool:

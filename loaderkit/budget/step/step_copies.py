@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,35 +114,35 @@ class LossCopier:
             return self._copies[id(value)]
         self._copied.append(value)
         if isinstance(value, torch.Tensor):
-            made: Any = self._copy_of_tensor(value)
+            twin: Any = self._copy_of_tensor(value)
         elif isinstance(value, torch.nn.Module):
-            made = self._copy_of_module(value)
+            twin = self._copy_of_module(value)
         elif isinstance(value, types.FunctionType):
             return self._copy_of_function(value)
         elif isinstance(value, types.MethodType):
             owner = self.copy(value.__self__)
             is_same = owner is value.__self__
-            made = value if is_same else types.MethodType(value.__func__, owner)
+            twin = value if is_same else types.MethodType(value.__func__, owner)
         elif isinstance(value, functools.partial):
-            made = self._copy_of_partial(value)
+            twin = self._copy_of_partial(value)
         elif is_pyg_data(value):
-            made = map_tensors(self.copy, value)
+            twin = map_tensors(self.copy, value)
         elif type(value) in _CONTAINERS:
-            made = self._copy_of_container(value)
+            twin = self._copy_of_container(value)
         else:
             return self._copy_of_object(value)
-        self._copies[id(value)] = made
-        return made
+        self._copies[id(value)] = twin
+        return twin
 
     def _copy_of_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() and not tensor.is_complex():
             return self._copy_tensor(tensor)
-        made = self._copy_tensor(tensor.detach())
+        twin = self._copy_tensor(tensor.detach())
         if isinstance(tensor, torch.nn.Parameter):
-            parameter = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+            parameter = torch.nn.Parameter(twin, requires_grad=tensor.requires_grad)
             self.parameters[id(tensor)] = parameter
             return parameter
-        return made.requires_grad_(tensor.requires_grad)
+        return twin.requires_grad_(tensor.requires_grad)
 
     def _copy_of_module(self, module: torch.nn.Module) -> Any:
         for inner in module.modules():
@@ -161,35 +162,46 @@ class LossCopier:
             return function
         # A function may call itself.
         self._copies[id(function)] = function
-        cells = []
-        is_same = True
-        for cell in function.__closure__ or ():
-            inside = _inside_of(cell)
-            made = inside if inside is cell else self.copy(inside)
-            is_same &= made is inside
-            cells.append(cell if made is inside else types.CellType(made))
-        names = _global_names(function.__code__)
-        read = {n: function.__globals__[n] for n in names if n in function.__globals__}
-        changed = {n: self.copy(value) for n, value in read.items()}
-        changed = {n: made for n, made in changed.items() if made is not read[n]}
+        cells = tuple(self._copy_of_cell(cell) for cell in function.__closure__ or ())
+        new_globals = self._globals_of_twin(function)
         defaults = self.copy(function.__defaults__)
         named_defaults = self.copy(function.__kwdefaults__)
-        is_same &= defaults is function.__defaults__
-        is_same &= named_defaults is function.__kwdefaults__
-        if is_same and not changed:
+        is_same = (
+            all(map(operator.is_, cells, function.__closure__ or ()))
+            and new_globals is function.__globals__
+            and defaults is function.__defaults__
+            and named_defaults is function.__kwdefaults__
+        )
+        if is_same:
             return function
 
         twin = types.FunctionType(
-            function.__code__,
-            {**function.__globals__, **changed} if changed else function.__globals__,
-            function.__name__,
-            defaults,
-            tuple(cells),
+            function.__code__, new_globals, function.__name__, defaults, cells
         )
         twin.__kwdefaults__ = named_defaults
         functools.update_wrapper(twin, function)
         self._copies[id(function)] = twin
         return twin
+
+    def _copy_of_cell(self, cell: types.CellType) -> types.CellType:
+        """Copy what a closure holds; give the cell itself where nothing need be."""
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            return cell  # nothing was assigned yet
+        twin = self.copy(contents)
+        return cell if twin is contents else types.CellType(twin)
+
+    def _globals_of_twin(self, function: types.FunctionType) -> dict[str, Any]:
+        """Give the globals of a function, with copies of those that it names."""
+        own_globals = function.__globals__
+        changed = {}
+        for name in _global_names(function.__code__):
+            if name in own_globals:
+                twin = self.copy(own_globals[name])
+                if twin is not own_globals[name]:
+                    changed[name] = twin
+        return {**own_globals, **changed} if changed else own_globals
 
     def _copy_of_partial(self, partial: functools.partial[Any]) -> Any:
         func = self.copy(partial.func)
@@ -203,13 +215,15 @@ class LossCopier:
     def _copy_of_container(self, container: Any) -> Any:
         if len(container) > _MOST_ELEMENTS:
             return container
+        # It may hold itself.
+        self._copies[id(container)] = container
         if isinstance(container, dict):
-            made = {name: self.copy(value) for name, value in container.items()}
-            is_same = all(made[name] is container[name] for name in made)
-            return container if is_same else made
+            twin = {name: self.copy(value) for name, value in container.items()}
+            is_same = all(twin[name] is container[name] for name in twin)
+            return container if is_same else twin
         values = list(container)
         copies = [self.copy(value) for value in values]
-        if all(made is value for made, value in zip(copies, values, strict=True)):
+        if all(map(operator.is_, copies, values)):
             return container
         return type(container)(copies)
 
@@ -231,13 +245,6 @@ class LossCopier:
             {name: self.copy(held) for name, held in attributes.items()}
         )
         return twin
-
-
-def _inside_of(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell  # nothing was assigned yet
 
 
 def _global_names(code: types.CodeType) -> set[str]:

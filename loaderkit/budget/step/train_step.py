@@ -212,6 +212,7 @@ def call_model(model: torch.nn.Module, batch: object, *, paired: bool) -> Any:
         StepError: ``forward`` does not take what the batch holds.
     """
     if paired and _is_pair(batch):
+        _refuse_pair_of_inputs(model, batch)
         batch = batch[0]
     if is_pyg_data(batch):
         if _takes_fields(model, batch):
@@ -252,6 +253,26 @@ def call_model(model: torch.nn.Module, batch: object, *, paired: bool) -> Any:
             parts_fix = f"batch.{names[0]}, or forward(self, {', '.join(names)})"
         raise StepError(message, why=why, fix=parts_fix)
     return model(batch)
+
+
+def _refuse_pair_of_inputs(model: torch.nn.Module, batch: Sequence[Any]) -> None:
+    """Refuse two inputs where ``(inputs, target)`` is meant, as of a graph's layers.
+
+    Raises:
+        StepError: The model takes both parts, and not the first alone.
+    """
+    inputs = batch[0]
+    if not isinstance(inputs, torch.Tensor):
+        return
+    mismatch = _signature_mismatch(model, inputs)
+    if mismatch is None or _signature_mismatch(model, *batch) is not None:
+        return
+    first, second = [*_parameters_of(model), "a", "b"][:2]
+    message = "with a loss, a batch of two is (inputs, target), and this model takes "
+    message += "two inputs."
+    why = f"{type(model).__name__}.forward has {mismatch}"
+    fix = f"a batch (({first}, {second}), target), for loss(output, target)"
+    raise StepError(message, why=why, fix=fix)
 
 
 def _usual_loss(target: object) -> str:
