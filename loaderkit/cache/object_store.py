@@ -28,6 +28,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from loaderkit.cache.files import unreadable
 from loaderkit.cache.storage import (
     Patience,
     Retries,
@@ -526,11 +527,15 @@ class _Try:
 
         Raises:
             TimeoutError: No part got through for longer than a try may take.
+            CacheError: The file on local disk cannot be opened.
         """
         from fsspec.callbacks import Callback
 
         retries = self._retries
-        nbytes = file.stat().st_size
+        try:
+            nbytes = file.stat().st_size
+        except OSError as error:
+            raise unreadable(file, error) from error
         options: dict[str, Any] = {}
         method = getattr(self._system, "_put_file", self._system.put_file)
         if "chunksize" in inspect.signature(method).parameters:
@@ -544,9 +549,14 @@ class _Try:
                 retries.note_progress()
 
         options["callback"] = Progress()
-        _result_within(
-            retries, self._start_call("put_file", os.fspath(file), path, **options)
-        )
+        call = self._start_call("put_file", os.fspath(file), path, **options)
+        try:
+            _result_within(retries, call)
+        except OSError as error:
+            # It is the file here that cannot be opened, and no answer of the store.
+            if error.filename == os.fspath(file):
+                raise unreadable(file, error) from error
+            raise
 
     def list_uploads(self) -> list[tuple[str, str]]:
         """List the uploads in parts that have not ended; none where there are no such.

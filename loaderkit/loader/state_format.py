@@ -282,7 +282,7 @@ def _grown_since(state: Mapping[str, Any], expected: ExpectedState) -> LoaderErr
         why += "and the next one can have all of them"
         epoch = "state['epoch']"
     fix = f"begin an epoch of all: loader.set_epoch({epoch}), in a loader built with "
-    fix += f"seed={state['seed']}; or load it with the dataset as it was"
+    fix += f"seed={state['seed']}; or load it with a copy of the cache from before"
     return LoaderError(message, why=why, fix=fix)
 
 

@@ -211,6 +211,17 @@ def test_a_store_that_does_not_let_us_in_is_not_asked_again(file_server):
     assert faults.refused == 1
 
 
+def test_a_file_here_that_cannot_be_opened_is_no_failure_of_the_store(tmp_path, caplog):
+    store = ObjectStore(f"memory://gone{tmp_path}", patience=QUICK)
+    assert store.sizes() == {}
+
+    with pytest.raises(CacheError) as raised:
+        store.write_file("a.h5", tmp_path / "a.h5")
+
+    assert str(raised.value).startswith(f"{tmp_path / 'a.h5'} could not be read")
+    assert "trying again" not in caplog.text
+
+
 @pytest.mark.slow
 def test_of_two_threads_that_commit_one_succeeds_where_looking_takes_time():
     import fsspec
