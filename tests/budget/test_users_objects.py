@@ -87,6 +87,16 @@ def _helper(output):
     return GLOBAL(output)
 
 
+def _loss_that_calls_itself(output, *, again=True):
+    if again:
+        return _loss_that_calls_itself(output, again=False)
+    _loss_that_calls_itself.calls += 1
+    return GLOBAL(output)
+
+
+_loss_that_calls_itself.calls = 0
+
+
 def _ways_to_lose():
     """Losses that use what they change, each with what it uses."""
     part, held = Everything(), PlainObject()
@@ -98,6 +108,12 @@ def _ways_to_lose():
     yield "a closure", lambda output: part(output), part
     yield "a default", lambda output, *, part=part: part(output), part
     yield "a global", _loss_over_global, GLOBAL
+    yield "a function that calls itself", _loss_that_calls_itself, GLOBAL
+
+    def inner(output, *, again=True):
+        return inner(output, again=False) if again else part(output)
+
+    yield "an inner function that calls itself", inner, part
     parts.append(parts)
     yield "a list in a closure", lambda output: parts[0](output), part
 
@@ -142,10 +158,12 @@ def test_an_estimate_leaves_what_a_loss_uses_as_it_was(loss, part):
     for call in budget_calls(model, loss):
         call()
         assert state_of(part) == before
+        assert _loss_that_calls_itself.calls == 0
 
     # It is changed where it is called.
     loss(model(torch.rand(ROWS, WIDTH))).backward()
     assert state_of(part) != before
+    _loss_that_calls_itself.calls = 0
 
 
 def test_an_estimate_leaves_what_a_model_reads_as_it_was():

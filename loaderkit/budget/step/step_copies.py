@@ -7,6 +7,7 @@ What cannot be copied, such as a global that ``forward`` reads, is put back as i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -160,48 +161,35 @@ class LossCopier:
         """Copy a function of the user's with the closure and globals that it reads."""
         if is_library_file(function.__code__.co_filename):
             return function
-        # A function may call itself.
-        self._copies[id(function)] = function
-        cells = tuple(self._copy_of_cell(cell) for cell in function.__closure__ or ())
-        new_globals = self._globals_of_twin(function)
-        defaults = self.copy(function.__defaults__)
-        named_defaults = self.copy(function.__kwdefaults__)
-        is_same = (
-            all(map(operator.is_, cells, function.__closure__ or ()))
-            and new_globals is function.__globals__
-            and defaults is function.__defaults__
-            and named_defaults is function.__kwdefaults__
-        )
-        if is_same:
-            return function
-
+        cells = function.__closure__ or ()
         twin = types.FunctionType(
-            function.__code__, new_globals, function.__name__, defaults, cells
+            function.__code__,
+            dict(function.__globals__),
+            function.__name__,
+            closure=tuple(types.CellType() for _ in cells),
         )
-        twin.__kwdefaults__ = named_defaults
-        functools.update_wrapper(twin, function)
+        # A function may call itself: its twin calls the twin.
         self._copies[id(function)] = twin
+        twin.__defaults__ = self.copy(function.__defaults__)
+        twin.__kwdefaults__ = self.copy(function.__kwdefaults__)
+        is_same = (
+            twin.__defaults__ is function.__defaults__
+            and twin.__kwdefaults__ is function.__kwdefaults__
+        )
+        for cell, cell_of_twin in zip(cells, twin.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # nothing was assigned yet
+                cell_of_twin.cell_contents = self.copy(cell.cell_contents)
+                is_same &= cell_of_twin.cell_contents is cell.cell_contents
+        for name in _global_names(function.__code__) & function.__globals__.keys():
+            value = function.__globals__[name]
+            twin.__globals__[name] = self.copy(value)
+            is_same &= twin.__globals__[name] is value
+        if is_same:
+            self._copies[id(function)] = function
+            return function
+        twin.__dict__.update(function.__dict__)
+        twin.__module__, twin.__qualname__ = function.__module__, function.__qualname__
         return twin
-
-    def _copy_of_cell(self, cell: types.CellType) -> types.CellType:
-        """Copy what a closure holds; give the cell itself where nothing need be."""
-        try:
-            contents = cell.cell_contents
-        except ValueError:
-            return cell  # nothing was assigned yet
-        twin = self.copy(contents)
-        return cell if twin is contents else types.CellType(twin)
-
-    def _globals_of_twin(self, function: types.FunctionType) -> dict[str, Any]:
-        """Give the globals of a function, with copies of those that it names."""
-        own_globals = function.__globals__
-        changed = {}
-        for name in _global_names(function.__code__):
-            if name in own_globals:
-                twin = self.copy(own_globals[name])
-                if twin is not own_globals[name]:
-                    changed[name] = twin
-        return {**own_globals, **changed} if changed else own_globals
 
     def _copy_of_partial(self, partial: functools.partial[Any]) -> Any:
         func = self.copy(partial.func)
