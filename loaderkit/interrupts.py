@@ -176,7 +176,7 @@ def is_of_code(error: BaseException | None) -> bool:
         False where that is not known: ``tell_signals_apart`` was not called, or a
         handler was set since.
 
-    >>> before = signal.getsignal(signal.SIGINT)
+    >>> before = signal.signal(signal.SIGINT, signal.default_int_handler)
     >>> tell_signals_apart()
     >>> try:
     ...     raise KeyboardInterrupt
@@ -190,7 +190,11 @@ def is_of_code(error: BaseException | None) -> bool:
     False
     >>> _ = signal.signal(signal.SIGINT, before)
     """
-    if not isinstance(signal.getsignal(signal.SIGINT), _ToldApart):
+    handler = signal.getsignal(signal.SIGINT)
+    if handler in {signal.SIG_IGN, signal.SIG_DFL}:
+        # As in jobs of a shell that run in the background: no signal raises anything.
+        return True
+    if not isinstance(handler, _ToldApart):
         return False
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
