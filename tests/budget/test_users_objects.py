@@ -282,6 +282,37 @@ def test_a_loss_that_calls_its_model_uses_the_copy_of_it():
     assert with_model.parts["captured"] == 0
 
 
+class ReadsMemory(nn.Module):
+    """Cannot be tracked: a fake has no address."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+    def forward(self, rows):
+        assert rows.data_ptr()
+        return self.layer(rows)
+
+
+@pytest.mark.parametrize("width", [8, 2048])
+def test_where_a_step_is_run_for_real_its_loss_is_copied_or_it_is_not_run(width):
+    model, teacher = ReadsMemory(width), nn.Linear(width, width)
+    before = [p.detach().clone() for p in teacher.parameters()]
+
+    def loss(output):
+        with torch.no_grad():
+            teacher.weight.mul_(0.5)
+        return teacher(output).mean()
+
+    estimated = loaderkit.estimate_step(model, torch.rand(16, 4), loss=loss)
+
+    # What is larger than a real step may be is not copied.
+    assert estimated.method == ("formula" if width > 8 else "measured and extended")
+    for parameter, values in zip(teacher.parameters(), before, strict=True):
+        assert torch.equal(parameter, values)
+        assert parameter.grad is None
+
+
 def test_a_list_too_long_to_be_a_loss_is_not_copied():
     graphs = [torch.rand(2) for _ in range(5000)]
 

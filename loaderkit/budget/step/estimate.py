@@ -36,6 +36,7 @@ from loaderkit.budget.step.peaks import (
     storage_parts,
     totals,
 )
+from loaderkit.budget.step.step_copies import bytes_of_loss
 from loaderkit.budget.step.step_errors import error_of_step, find_error_without_memory
 from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
@@ -322,7 +323,7 @@ def _estimate_by_tracking(
         log = _track_with_values_or_few(model, batch, step, begun)
     else:
         step_estimate = summarise(log, step)
-        if _can_be_measured_instead(log, step_estimate):
+        if _can_be_measured_instead(log, step_estimate, model, batch, step):
             return _measure_sparse(model, batch, step, step_estimate)
         if not has_assumption(log, (ALL_CHOSEN, SCALAR)):
             return step_estimate
@@ -330,7 +331,7 @@ def _estimate_by_tracking(
         log = _track_with_values(model, batch, step) or log
 
     step_estimate = summarise(log, step)
-    if _can_be_measured_instead(log, step_estimate):
+    if _can_be_measured_instead(log, step_estimate, model, batch, step):
         return _measure_sparse(model, batch, step, step_estimate)
     if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
         others_tracked = track_other_answers(model, batch, step, log)
@@ -343,11 +344,21 @@ def _estimate_by_tracking(
     return step_estimate
 
 
-def _can_be_measured_instead(log: Log, step_estimate: StepEstimate) -> bool:
+def _can_be_measured_instead(
+    log: Log,
+    step_estimate: StepEstimate,
+    model: torch.nn.Module,
+    batch: object,
+    step: Step,
+) -> bool:
     """Tell whether a step with sparse tensors is small enough to be run for real."""
     is_cpu = step_estimate.target.kind == "cpu"
     is_guessed = log.sparse_bytes > 0 or log.has_unknown_sparse_calls
-    return is_cpu and is_guessed and step_estimate.high <= REAL_BYTES
+    if not is_cpu or not is_guessed:
+        return False
+    # A loss may reach more than it reads; all of it would be copied.
+    reached_bytes = bytes_of_loss(model, batch, step)
+    return max(step_estimate.high, reached_bytes) <= REAL_BYTES
 
 
 def _measure_sparse(

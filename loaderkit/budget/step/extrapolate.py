@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.cutting import count_samples, cut
 from loaderkit.budget.step.bounded_run import runs_within
 from loaderkit.budget.step.measure import copied, held_bytes, measure_step
+from loaderkit.budget.step.step_copies import bytes_of_loss
 from loaderkit.nests import flatten_tensors
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def measure_points(model: torch.nn.Module, batch: object, step: Step) -> Points 
     """
     total = count_samples(batch)
     model_bytes = held_bytes([*model.parameters(), *model.buffers()])
-    usable_bytes = _bytes_for_activations(model)
+    model_bytes += bytes_of_loss(model, batch, step)
+    usable_bytes = _bytes_for_activations(model, batch, step)
     if total < _FEWEST_SAMPLES or usable_bytes is None:
         return None
     # Never one sample: it takes other kernels (measured on conv3d).
@@ -152,7 +154,7 @@ def measure_whole(
         Bytes by phase; None when model or batch are too large for
         :data:`REAL_BYTES`.
     """
-    usable_bytes = _bytes_for_activations(model)
+    usable_bytes = _bytes_for_activations(model, batch, step)
     if usable_bytes is None or size_of(batch) * _BYTES_FOR_BATCH_BYTE > usable_bytes:
         return None
     if not runs_within(model, batch, step, usable_bytes):
@@ -160,12 +162,15 @@ def measure_whole(
     return measure_step(model, batch, step)
 
 
-def _bytes_for_activations(model: torch.nn.Module) -> int | None:
+def _bytes_for_activations(
+    model: torch.nn.Module, batch: object, step: Step
+) -> int | None:
     """Tell what a real step may take beside the model; None where it cannot be made."""
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return None
-    copies_bytes = _COPIES * held_bytes(tensors)
+    own_bytes = held_bytes(tensors) + bytes_of_loss(model, batch, step)
+    copies_bytes = _COPIES * own_bytes
     if copies_bytes > REAL_BYTES // 2:
         return None
     return REAL_BYTES - copies_bytes

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _PHASE = "loaderkit: "
 _FREED = "loaderkit freed: "
 """What names of ranges begin with; then comes the phase, or a number of bytes."""
-_MOST_COPIED_BYTES = 1 << 24
-"""Of a tensor that the loss reads: what a step that is run for real may take."""
 
 
 def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phase, int]:
@@ -113,16 +111,11 @@ def real_copies(model: torch.nn.Module, batch: object, step: Step) -> StepCopies
         step,
         copy_model=_copy_module,
         copy_batch=copied,
-        copy_tensor=_copy_if_small,
+        copy_tensor=torch.clone,
     )
     if step.checkpoint:
         checkpoint_blocks(copies.model)
     return copies
-
-
-def _copy_if_small(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor that a loss reads, unless that takes more than a step may."""
-    return tensor.clone() if tensor.nbytes <= _MOST_COPIED_BYTES else tensor
 
 
 def _copy_module(model: torch.nn.Module, copies: dict[int, Any]) -> Any:

@@ -81,6 +81,30 @@ def step_copies(
     return StepCopies(twin, own_batch, own_step, copier.parameters)
 
 
+def bytes_of_loss(model: torch.nn.Module, batch: object, step: Step) -> int:
+    """Sum what a loss reaches that is neither its model's nor its batch's.
+
+    Args:
+        model: A module.
+        batch: What it is called with.
+        step: How a step is made.
+
+    Returns:
+        Bytes that a copy of the loss takes.
+    """
+    reached_bytes = 0
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal reached_bytes
+        reached_bytes += tensor.nbytes
+        return torch.empty_like(tensor, device="meta")
+
+    known: list[Any] = [model, *model.parameters(), *model.buffers()]
+    known += flatten_tensors(batch)
+    LossCopier(count, {id(value): value for value in known}).copy(step.loss)
+    return reached_bytes
+
+
 class LossCopier:
     """Copies a loss with all that it reaches: modules, tensors, functions, objects.
 
