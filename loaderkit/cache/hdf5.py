@@ -42,6 +42,7 @@ from loaderkit.cache.durable import (
 )
 from loaderkit.cache.layout import (
     ALIGNMENT,
+    LEAST_SAVED_SHARE,
     Array,
     Column,
     Shard,
@@ -79,6 +80,9 @@ _SMALL_VALUES_SHARE = 1 / 8
 """The columns whose values are smaller stay uncompressed, from the smallest on, as long
 as they are no more than this share of a shard: each would cost a batch as much time as
 the large ones, and makes the files little smaller.  Chosen."""
+_TRIED_CHUNKS = 16
+"""So many chunks of an array, at most, say what compression would save of all.  Chosen:
+if chunks save between 0 and 1/4, the mean of 16 is off by 0.018 (calculated)."""
 
 
 _WRITTEN_BYTES = 1 << 20
@@ -239,16 +243,18 @@ def _place_arrays(
     """
     described: dict[str, Array] = {}
     names = _names_to_compress(mapped, samples) if compression else []
+    options = filters(compression)
     with h5py.File(
         image, "w", alignment_threshold=1, alignment_interval=ALIGNMENT
     ) as file:
         for name in names:
-            array = mapped.pop(name)
+            array = mapped[name]
             chunk_rows = _rows_of_chunk(array, samples, compression)
+            if _saved_share(array, chunk_rows, options) < LEAST_SAVED_SHARE:
+                continue
+            del mapped[name]
             index_name = f"{name}.chunks"
-            chunk_index = _write_chunks(
-                file, name, array, chunk_rows, filters(compression)
-            )
+            chunk_index = _write_chunks(file, name, array, chunk_rows, options)
             image.raise_error()
             mapped[index_name] = ShardArray.of(chunk_index)
             described[name] = Array(
@@ -493,6 +499,39 @@ def _rows_of_chunk(array: ShardArray, samples: int, compression: str | None) -> 
         chunk_bytes = min(max(fitting_bytes, _LEAST_CHUNK_BYTES), _CHUNK_BYTES)
     row_bytes = max(1, array.nbytes // array.shape[0])
     return int(min(array.shape[0], max(1, chunk_bytes // row_bytes)))
+
+
+def _saved_share(
+    array: ShardArray, chunk_rows: int, options: Mapping[str, Any]
+) -> float:
+    """Compress some chunks of an array in memory, to see what part of it that saves.
+
+    Returns:
+        From 0 to 1; below 0 where the chunks become larger.
+    """
+    chunk_count = -(-array.shape[0] // chunk_rows)
+    chunk_bytes = max(1, array.nbytes // array.shape[0]) * chunk_rows
+    # The first chunk of each piece is tried; of every so many pieces, where an array
+    # has more than shall be tried.
+    most_chunks = max(1, _WRITTEN_BYTES // chunk_bytes)
+    piece_chunks = min(-(-chunk_count // _TRIED_CHUNKS), most_chunks)
+    piece_count = -(-chunk_count // piece_chunks)
+    tried_interval = -(-piece_count // _TRIED_CHUNKS)
+    tried_chunks = [
+        piece[:chunk_rows]
+        for number, piece in enumerate(array.slices(piece_chunks * chunk_rows))
+        if number % tried_interval == 0
+    ]
+    tried = np.concatenate(tried_chunks)
+
+    # libhdf5 tells files in memory apart by their names alone.
+    with h5py.File(uuid.uuid4().hex, "w", driver="core", backing_store=False) as file:
+        dataset = file.create_dataset(
+            "tried", data=tried, chunks=(chunk_rows, *array.shape[1:]), **options
+        )
+        file.flush()  # before that, chunks are in libhdf5's cache and have no size
+        compressed_bytes: int = dataset.id.get_storage_size()
+    return 1 - compressed_bytes / tried.nbytes
 
 
 def _reserve_arrays(image: _FileImage, arrays: Mapping[str, ShardArray]) -> None:

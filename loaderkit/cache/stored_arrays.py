@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import Self
 
+from loaderkit.cache.layout import LEAST_SAVED_SHARE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -44,6 +46,9 @@ class StoredArrays:
     """Bytes of its files."""
     array_bytes: tuple[int, ...]
     """Bytes of each array over all files, once decompressed."""
+    disk_bytes: tuple[float, ...]
+    """What each array has of the bytes of the files.  Compressed arrays are taken to
+    compress equally well: the manifest does not say more."""
     read_bytes: tuple[float, ...]
     """What one value of each array makes the disk give: the value's own bytes, or its
     chunk where arrays are compressed."""
@@ -69,7 +74,8 @@ class DiskSpeed:
     pieces_per_s: float
     """Pages anywhere, many asked for at once."""
     compressed_share: float
-    """Part of its size that a piece of a file takes, compressed by zlib at level 1."""
+    """Part of its size that a piece of a file takes, compressed by zlib at level 1; 1
+    where that is so little less that the values would stay as they are."""
     measured_s: float
     """Time that measuring took."""
 
@@ -87,24 +93,30 @@ def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> Store
     """
     samples, file_bytes = manifest.samples, manifest.bytes
     array_bytes: dict[str, int] = {}
+    chunked_bytes: dict[str, int] = {}
     chunk_bytes: dict[str, int] = {}
     for group in manifest.shards.groups:
         for name, array in group.schema.arrays:
             nbytes = int(group.nbytes(name).sum())
             array_bytes[name] = array_bytes.get(name, 0) + nbytes
             if array.chunk_index is not None:
+                chunked_bytes[name] = chunked_bytes.get(name, 0) + nbytes
                 largest = int(group.chunk_bytes(name).max())
                 chunk_bytes[name] = max(chunk_bytes.get(name, 0), largest)
-    stored_share = 1.0
-    if chunk_bytes:
-        unpacked_bytes = sum(array_bytes.values())
-        stored_share = min(1.0, file_bytes / max(1, unpacked_bytes))
 
-    read_bytes = []
+    # A compressed cache has arrays that are mapped as they are; some of them only in
+    # some of its shards.
+    saved_bytes = max(0, sum(array_bytes.values()) - file_bytes)
+    saved_share = min(1.0, saved_bytes / max(1, sum(chunked_bytes.values())))
+
+    disk_bytes, read_bytes = [], []
     for name, nbytes in array_bytes.items():
+        chunked_share = chunked_bytes.get(name, 0) / max(1, nbytes)
+        share = 1 - saved_share * chunked_share
+        disk_bytes.append(nbytes * share)
         value_bytes = nbytes / max(1, samples)
         # A compressed value is read with its whole chunk.
-        read_bytes.append(max(value_bytes, chunk_bytes.get(name, 0)) * stored_share)
+        read_bytes.append(max(value_bytes, chunk_bytes.get(name, 0)) * share)
 
     shards = manifest.shards
     largest_shards = np.argsort(shards.bytes)[::-1][:_MEASURED_FILES].tolist()
@@ -112,6 +124,7 @@ def stored_arrays(manifest: Manifest, folder: Path, *, free_bytes: int) -> Store
         samples=samples,
         file_bytes=file_bytes,
         array_bytes=tuple(array_bytes.values()),
+        disk_bytes=tuple(disk_bytes),
         read_bytes=tuple(read_bytes),
         is_compressed=bool(chunk_bytes),
         free_bytes=free_bytes,
@@ -236,4 +249,5 @@ def _compressed_share(file: Path) -> float:
         # Values: the beginning holds HDF5's notes, and zeros up to a page.
         stream.seek(file.stat().st_size // 2)
         content = stream.read(_TRIED_BYTES)
-    return len(zlib.compress(content, 1)) / max(1, len(content))
+    share = len(zlib.compress(content, 1)) / max(1, len(content))
+    return share if share <= 1 - LEAST_SAVED_SHARE else 1.0

@@ -123,6 +123,7 @@ def pack(
         workers: Processes that read samples; 0 reads in this one; None: up to 4, one
             for each CPU.
         compression: "gzip", "lzf", a filter of hdf5plugin, or None to map values.
+            Arrays of which it saves less than an eighth are mapped all the same.
         shard_bytes: Bytes after which a file is finished, or a text such as "1 GB".
         overwrite: Pack again though there is a cache; it stays until the new one is
             whole.

@@ -349,8 +349,8 @@ def _count_random_reads(
 def _disk_bytes(stored: StoredArrays) -> list[float]:
     """Share the bytes of the files among the arrays.
 
-    The manifest says the bytes of each array once decompressed.  Arrays are taken to
-    compress equally well.
+    What the files have beside the arrays (names, room up to whole pages) is shared out
+    with them.
     """
-    share = stored.file_bytes / max(1, stored.unpacked_bytes)
-    return [nbytes * share for nbytes in stored.array_bytes]
+    share = stored.file_bytes / max(1, sum(stored.disk_bytes))
+    return [nbytes * share for nbytes in stored.disk_bytes]

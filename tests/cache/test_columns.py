@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from loaderkit.cache.build import ShardWriter
 from loaderkit.cache.columns import Block, ShardArray, ShardBuffer
+from loaderkit.cache.layout import LEAST_SAVED_SHARE
 
 FIELDS = {"a": "<i8", "b": "<f4", "c@inc": "<i8", "d": "<u2", "e": "|b1"}
 
@@ -65,6 +66,39 @@ def test_the_bytes_do_not_tell_how_samples_were_cut_or_where_they_waited(
     cuts = {cut for cut in cuts if cut <= len(samples)}
     folder = tmp_path_factory.mktemp("b")
     assert written(folder, samples, cuts, spills, compression) == wanted
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf", "LZ4", "Zstd"])
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    samples=st.integers(1, 60),
+    noise_share=st.floats(0, 1),
+    cuts=st.sets(st.integers(0, 60), max_size=3),
+)
+def test_an_array_is_compressed_where_that_saves_an_eighth(
+    tmp_path_factory, compression, seed, samples, noise_share, cuts
+):
+    if compression in {"LZ4", "Zstd"}:
+        pytest.importorskip("hdf5plugin")
+    generator = np.random.default_rng(seed)
+    values = generator.integers(0, 256, (samples, 32, 256), np.uint8)
+    is_noise = generator.random((samples, 32)) < noise_share
+    values[~is_noise] = 7
+    # What does not repeat cannot become smaller, and the rest nearly vanishes.
+    saved_share = 1 - is_noise.mean()
+    assume(abs(saved_share - LEAST_SAVED_SHARE) > 0.09)
+
+    shard, _ = written(
+        tmp_path_factory.mktemp("a"),
+        [{"x": rows} for rows in values],
+        {cut for cut in cuts if cut <= samples},
+        [],
+        compression,
+    )
+
+    is_compressed = shard.arrays["x/values"].chunk_index is not None
+    assert is_compressed == (saved_share > LEAST_SAVED_SHARE)
 
 
 @given(

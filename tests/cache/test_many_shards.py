@@ -77,15 +77,37 @@ def caches(draw):
     return shards, rows, width, dtype
 
 
+@st.composite
+def half_noise(draw):
+    """Draw shards of which compression makes some smaller, and others hardly."""
+    generator = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    shards = []
+    for is_noise in draw(st.lists(st.booleans(), min_size=1, max_size=6)):
+        samples = []
+        for _ in range(draw(st.integers(1, 4))):
+            length = int(generator.integers(100, 400))
+            wide = generator.standard_normal((length, 3)).astype("<f4")
+            samples.append(
+                {
+                    "wide": wide if is_noise else wide.round(),
+                    "narrow": generator.integers(0, 256 if is_noise else 3, length),
+                }
+            )
+        shards.append(samples)
+    count = sum(map(len, shards))
+    rows = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=20))
+    return shards, rows, 3, "<f4"
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("cache") / "c"
 
 
-def assert_batches_are_the_samples(folder, case, **options):
+def assert_batches_are_the_samples(folder, case, compression=None, **options):
     shards, rows, width, dtype = case
     samples = [sample for shard in shards for sample in shard]
-    store = Store(write_cache(folder, shards), **options)
+    store = Store(write_cache(folder, shards, compression), **options)
     for name, kind, trailing_shape in (
         ("wide", dtype, (width,)),
         ("narrow", "<i8", ()),
@@ -101,6 +123,15 @@ def assert_batches_are_the_samples(folder, case, **options):
 @settings(max_examples=60, deadline=None)
 def test_a_batch_from_any_shards_is_the_samples_end_to_end(folders, case):
     assert_batches_are_the_samples(folders(), case)
+
+
+@pytest.mark.slow
+@given(half_noise(), st.sampled_from(["gzip", "lzf"]))
+@settings(max_examples=12, deadline=None)
+def test_it_is_so_where_a_column_is_compressed_in_some_shards(
+    folders, case, compression
+):
+    assert_batches_are_the_samples(folders(), case, compression)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def cache_of(values, samples, *, room):
         samples=samples,
         file_bytes=sum(sizes),
         array_bytes=sizes,
+        disk_bytes=tuple(map(float, sizes)),
         read_bytes=tuple(map(float, values)),
         is_compressed=False,
         free_bytes=round(room * sum(sizes)),
@@ -203,6 +204,21 @@ def test_a_disk_that_cannot_be_measured_is_not(tmp_path, monkeypatch):
     assert measure_disk([file]).pieces_per_s > 0
     monkeypatch.delattr("os.posix_fadvise")
     assert measure_disk([file]) is None
+
+
+def test_of_a_compressed_cache_what_is_mapped_takes_its_own_bytes(tmp_path):
+    noise = np.random.default_rng(0).bytes(4000)
+    samples = [{"noise": np.frombuffer(noise, "u1"), "zeros": np.zeros(2000)}] * 20
+    dataset = pack(samples, tmp_path / "c.lk", workers=0, compression="gzip")
+
+    stored = dataset.stored_arrays()
+
+    disk_bytes = dict(zip(stored.array_bytes, stored.disk_bytes, strict=True))
+    assert stored.is_compressed
+    assert disk_bytes[20 * 4000] == 20 * 4000
+    # What the file has beside both counts as theirs.
+    assert disk_bytes[20 * 16_000] < 0.1 * 20 * 16_000
+    assert sum(stored.disk_bytes) <= stored.file_bytes
 
 
 def test_the_sums_are_those_of_the_files(packed):
