@@ -17,9 +17,10 @@ reads, folder_storage.py a slow disk, and remote.py opens them by URL, as
 remote_manifest.py does their manifests.  mirror.py keeps their shards on local disk,
 leases.py says which ones are in use, mirrored_shards.py what this process has mapped,
 and download_ahead.py fetches what is read next.  transfer.py copies whole caches; which
-process may remove files of them there is in claims.py.  lock_files.py has the locks of
-folders and shards, process_identity.py says who holds them, durable.py writes files
-that appear whole, and verified.py knows what this machine has hashed.
+process may remove files of them there is in claims.py, and what is not whole there in
+unfinished.py.  lock_files.py has the locks of folders and shards, process_identity.py
+says who holds them, durable.py writes files that appear whole, and verified.py knows
+what this machine has hashed.
 chunks.py and codecs.py read compressed arrays; parsed.py takes JSON for what it must
 be; stored_arrays.py measures a cache on disk, stored_files.py goes through one in a
 store, and s3_session.py makes clients of S3.

@@ -395,6 +395,20 @@ def map_open_file(descriptor: int, shard: ShardFile) -> NDArray[np.uint8]:
     return map_whole_file(descriptor, shard.bytes)
 
 
+def check_readable(file: Path) -> None:
+    """Read a file from beginning to end.
+
+    Raises:
+        CacheError: It cannot be opened or read.
+    """
+    try:
+        with file.open("rb", buffering=0) as source:
+            while source.read(_HASH_BYTES):
+                pass
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
 def unreadable(file: Path, error: OSError) -> CacheError:
     """Make the error for a file that cannot be opened, read or mapped."""
     message = f"{file} could not be read: {error.strerror or error}."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import uuid
 from pathlib import Path
@@ -25,15 +24,21 @@ from loaderkit.cache.durable import (
     writing,
 )
 from loaderkit.cache.files import exists, opened, read_bounded, unreadable
+from loaderkit.cache.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-_PARTIAL = re.compile(r"\..+-[0-9a-f]{32}\.partial")
-"""Name of a file that is being written."""
+_PARTIAL = re.compile(
+    r"\.(?P<file>.+?)-(?:(?P<writer>[0-9]+-[0-9a-f]{16})-)?[0-9a-f]{32}\.partial"
+)
+"""Name of a file that is being written.  Earlier versions named no writer."""
+_COPIED_BYTES = 1 << 20
+"""Read and written at a time.  Chosen."""
 _ABANDONED_S = 3600.0
-"""Whoever has written nothing to its file for so long is taken for dead: a lock would
-tell at once, but some of the file systems that are mounted here have none.  Chosen.
+"""Whoever has written nothing to its file for so long is taken for dead, if it is of
+another machine or user: a lock would tell at once, but some of the file systems that
+are mounted here have none.  Chosen.
 
 A clock that is set forward makes a file look as old.  Its writer, which lives, writes
 it again (``_TRIES``): the times of that one are of the clock as it is then."""
@@ -122,8 +127,8 @@ class FolderStorage:
         """Write a file from local disk; see ``Storage``."""
 
         def copy(target: BinaryIO) -> None:
-            with file.open("rb") as source:
-                shutil.copyfileobj(source, target, 1 << 20)
+            for content in _read_in_steps(file):
+                target.write(content)
 
         def publish_file(partial: Path) -> None:
             publish(partial, self.folder / name)
@@ -181,7 +186,8 @@ class FolderStorage:
         """
         make_folders(self.folder)
         for tries in range(1, _TRIES + 1):
-            partial = self.folder / f".{name}-{uuid.uuid4().hex}.partial"
+            writer = ProcessIdentity.of_this_process()
+            partial = self.folder / f".{name}-{writer}-{uuid.uuid4().hex}.partial"
             write_file(partial, write)
             try:
                 place(partial)
@@ -199,13 +205,49 @@ class FolderStorage:
     def _remove_abandoned_files(self, just_written: Path) -> None:
         """Remove what writers were at that were killed: of each, up to a shard.
 
+        A process of this machine is known to have ended.
+
         Args:
             just_written: A file there.  Its time is that of the file system's own
                 clock, which that of this machine may not be.
         """
         oldest_s = just_written.stat().st_mtime - _ABANDONED_S
         for entry in os.scandir(self.folder):
-            if _PARTIAL.fullmatch(entry.name):
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest_s:
-                        remove(Path(entry.path))
+            match = _PARTIAL.fullmatch(entry.name)
+            if match is None:
+                continue
+            # Another user's may not be ours to remove: it takes room, and no more.
+            with contextlib.suppress(OSError):
+                is_old = entry.stat(follow_symlinks=False).st_mtime < oldest_s
+                if is_old or _is_writer_gone(match):
+                    remove(Path(entry.path))
+
+
+def partial_file_of(name: str) -> str | None:
+    """Give the file that is being written under a name; None where it is none such.
+
+    >>> partial_file_of(".a.h5-0123456789abcdef0123456789abcdef.partial")
+    'a.h5'
+    >>> partial_file_of("a.h5")
+    """
+    match = _PARTIAL.fullmatch(name)
+    return None if match is None else match["file"]
+
+
+def _is_writer_gone(match: re.Match[str]) -> bool:
+    """Tell whether the writer of a file is known to have ended."""
+    return bool(match["writer"]) and ProcessIdentity.read(match["writer"]).is_gone
+
+
+def _read_in_steps(file: Path) -> Iterator[bytes]:
+    """Read a file on local disk.
+
+    Raises:
+        CacheError: It cannot be opened or read, and is at fault, not where it goes.
+    """
+    try:
+        with file.open("rb") as source:
+            while content := source.read(_COPIED_BYTES):
+                yield content
+    except OSError as error:
+        raise unreadable(file, error) from error

@@ -28,7 +28,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from loaderkit.cache.files import unreadable
+from loaderkit.cache.files import check_readable, unreadable
 from loaderkit.cache.storage import (
     Patience,
     Retries,
@@ -527,7 +527,7 @@ class _Try:
 
         Raises:
             TimeoutError: No part got through for longer than a try may take.
-            CacheError: The file on local disk cannot be opened.
+            CacheError: The file on local disk cannot be read.
         """
         from fsspec.callbacks import Callback
 
@@ -552,10 +552,11 @@ class _Try:
         call = self._start_call("put_file", os.fspath(file), path, **options)
         try:
             _result_within(retries, call)
-        except OSError as error:
-            # It is the file here that cannot be opened, and no answer of the store.
-            if error.filename == os.fspath(file):
-                raise unreadable(file, error) from error
+        except Exception as error:
+            # The client reads the file while it sends it, and what the disk says then
+            # has no name of a file, or comes as a broken connection.
+            if not is_timeout(error):
+                check_readable(file)
             raise
 
     def list_uploads(self) -> list[tuple[str, str]]:

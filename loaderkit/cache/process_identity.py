@@ -20,6 +20,8 @@ import xxhash
 
 _STOPPED_STATES = {"T", "t"}
 """Of proc(5): stopped by a signal, or by a debugger."""
+_ENDED_STATES = {"Z", "X"}
+"""Of proc(5): only its parent has not asked yet how it ended."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class ProcessIdentity:
         """Whether it is known to be stopped; False where that cannot be known."""
         return self.is_near and is_process_stopped(self.number)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known to have ended; False where that cannot be known.
+
+        A later process may have got its number, which then looks alive.
+        """
+        return self.is_near and is_process_gone(self.number)
+
 
 def is_process_stopped(number: int) -> bool:
     """Tell whether a process is stopped; False where none can tell.
@@ -70,15 +80,37 @@ def is_process_stopped(number: int) -> bool:
     Args:
         number: As this process would name it.
     """
+    return _state_of_process(number) in _STOPPED_STATES
+
+
+def is_process_gone(number: int) -> bool:
+    """Tell whether no process has a number; False where none can tell.
+
+    Args:
+        number: As this process would name it.
+    """
+    if os.name != "posix":
+        return False  # Windows would end the process that is asked
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False  # another user's, or no number of a process
+    return _state_of_process(number) in _ENDED_STATES
+
+
+def _state_of_process(number: int) -> str:
+    """Give the letter that proc(5) has for a process's state; "" for unknown."""
     try:
         # A container may see the /proc of its machine, where numbers are others.
         if Path("/proc/self").readlink().name != str(os.getpid()):
-            return False
+            return ""
         stat = Path(f"/proc/{number}/stat").read_text("utf-8", "replace")
     except OSError:
-        return False
+        return ""
     # The program's name is in brackets, and may hold any letter.
-    return stat.rpartition(")")[2].split()[0] in _STOPPED_STATES
+    return stat.rpartition(")")[2].split()[0]
 
 
 def _space_of_this_process() -> str:

@@ -18,9 +18,11 @@ from loaderkit.cache.files import (
     map_open_file,
     opened,
 )
+from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.stored_files import files_of, find_damage
+from loaderkit.cache.unfinished import unfinished_files, unfinished_in_words
 from loaderkit.errors import CacheError
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
@@ -48,6 +50,8 @@ class Verification(HasCard):
     """What is wrong, a file each; empty when nothing is."""
     errors: tuple[CacheError | None, ...] = field(default=(), compare=False, repr=False)
     """The error that each finding is the text of, where there is one."""
+    unfinished: tuple[str, ...] = ()
+    """Files that a writer is at, or left when it was killed; no damage of the cache."""
 
     @property
     def ok(self) -> bool:
@@ -62,6 +66,7 @@ class Verification(HasCard):
             "bytes": self.bytes,
             "findings": self.findings,
             "ok": self.ok,
+            "unfinished": self.unfinished,
         }
 
     def in_dialect(self, dialect: Dialect) -> Verification:
@@ -78,11 +83,13 @@ class Verification(HasCard):
     def __str__(self) -> str:
         if self.ok:
             size = format_bytes(self.bytes)
-            return (
-                f"{self.path}: sound; {count_of(self.samples, 'samples')}, {size} "
-                "hashed"
-            )
-        return "\n".join([f"{self.path}: damaged", *self.findings])
+            samples = count_of(self.samples, "samples")
+            lines = [f"{self.path}: sound; {samples}, {size} hashed"]
+        else:
+            lines = [f"{self.path}: damaged", *self.findings]
+        if self.unfinished:
+            lines.append(unfinished_in_words(self.unfinished))
+        return "\n".join(lines)
 
 
 @suggest_keywords
@@ -104,7 +111,16 @@ def verify(
         check_cache_path(path)
     location = locate_cache(path, storage_options)
     if isinstance(location, RemoteCache):
-        return _verify_stored(location.storage)
+        storage = location.storage
+        verification = _verify_stored(storage)
+    else:
+        # Perhaps somebody has copied to it by its file:// URL.
+        storage = FolderStorage(Path(path))
+        verification = _verify_folder(path)
+    return replace(verification, unfinished=unfinished_files(storage))
+
+
+def _verify_folder(path: str | os.PathLike[str]) -> Verification:
     folder = Path(path)
     try:
         manifest = load_manifest(folder)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import suggest_keywords
+from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.store import Store
+from loaderkit.cache.unfinished import unfinished_files, unfinished_in_words
 from loaderkit.datasets.columns import dtype_in_words
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.page import field_sections, histogram_of
@@ -97,6 +99,8 @@ class CacheSummary(HasPage):
     fields: tuple[Field, ...]
     histograms: tuple[Histogram, ...]
     made_with: dict[str, str]
+    unfinished: tuple[str, ...] = ()
+    """Files that a writer is at, or left when it was killed; not of the cache."""
 
     def to_json(self) -> dict[str, Any]:
         """Write it for programs."""
@@ -109,6 +113,8 @@ class CacheSummary(HasPage):
         lead = [f"packed with {made_with}"]
         if self.variants > 1:
             lead.append(f"samples are built in {self.variants} different ways")
+        if self.unfinished:
+            lead.append(unfinished_in_words(self.unfinished))
         sizes = tuple(
             Section(
                 f"{histogram.name.capitalize()} of a sample",
@@ -146,6 +152,8 @@ class CacheSummary(HasPage):
         )
         if self.variants > 1:
             head += f"\nsamples are built in {self.variants} different ways"
+        if self.unfinished:
+            head += f"\n{unfinished_in_words(self.unfinished)}"
         return head
 
     def _repr_html_(self) -> str:
@@ -210,8 +218,11 @@ def inspect_cache(
     """
     location = locate_cache(path, storage_options)
     if isinstance(location, RemoteCache):
-        manifest = load_remote_manifest(location.storage)
+        storage = location.storage
+        manifest = load_remote_manifest(storage)
     else:
+        # Perhaps somebody has copied to it by its file:// URL.
+        storage = FolderStorage(location)
         manifest = Store(location).manifest
     structure = Structure.from_json(manifest.structure)
     first = structure.variants[0]
@@ -234,6 +245,7 @@ def inspect_cache(
         fields=_fields_of_cache(manifest.shards, structure),
         histograms=histograms,
         made_with=dict(manifest.made_with),
+        unfinished=unfinished_files(storage),
     )
 
 

@@ -222,6 +222,26 @@ def test_a_file_here_that_cannot_be_opened_is_no_failure_of_the_store(tmp_path, 
     assert "trying again" not in caplog.text
 
 
+@pytest.mark.needs("proc")
+@pytest.mark.parametrize("store", ["memory", "file", "folder"])
+def test_a_file_here_that_cannot_be_read_is_no_failure_of_the_store(
+    tmp_path, caplog, store
+):
+    """One that opens, and whose bytes the kernel refuses: address 0 of a process."""
+    file = Path("/proc/self/mem")
+    stores = {
+        "memory": ObjectStore(f"memory://gone{tmp_path}", patience=QUICK),
+        "file": ObjectStore(f"local://{tmp_path}/store", patience=QUICK),
+        "folder": FolderStorage(tmp_path / "store"),
+    }
+
+    with pytest.raises(CacheError) as raised:
+        stores[store].write_file("a.h5", file)
+
+    assert str(raised.value).startswith(f"{file} could not be read: Input/output error")
+    assert "trying again" not in caplog.text
+
+
 @pytest.mark.slow
 def test_of_two_threads_that_commit_one_succeeds_where_looking_takes_time():
     import fsspec
