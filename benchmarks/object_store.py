@@ -180,6 +180,7 @@ def _measure_process(
         with PeakSampler(process.pid) as sampler:
             connection.send("begin")
             speed = connection.recv()
+        connection.send("end")
     finally:
         process.join()
     return Reading(speed, sampler.peak_bytes - bytes_before)
@@ -219,6 +220,9 @@ def _read_epochs(
             cold_cpu_s=cold_cpu_s,
         )
     )
+    # While workers end, a page that was one third of three processes' becomes half of
+    # two, and who has read the first one's share already would count too much.
+    connection.recv()
 
 
 def _cpu_s_of_tree() -> float:
