@@ -1,18 +1,22 @@
 """What is said of sending an object is what happens when it is sent."""
 
+import array
 import io
 import multiprocessing
 import os
+import pickle
 import sqlite3
 import subprocess
 import sys
 import threading
 import types
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
 import torch
 
+from loaderkit.memory import shm_batch
 from loaderkit.sending import can_fork, why_unsendable
 
 SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
@@ -87,6 +91,41 @@ def test_what_is_said_not_to_arrive_is_what_does_not(name):
 
     if isinstance(held, sqlite3.Connection):
         held.close()  # from Python 3.13 on it warns otherwise
+
+
+LARGE = {
+    "bytes": lambda size: b"x" * size,
+    "bytearray": bytearray,
+    "text": lambda size: "x" * size,
+    "array of Python": lambda size: array.array("b", bytes(size)),
+    "array": lambda size: np.zeros(size, np.uint8),
+    "read-only array": lambda size: np.frombuffer(bytes(size), np.int16),
+    "order of Fortran": lambda size: np.zeros((size // 32, 4), order="F"),
+    "view with gaps": lambda size: np.zeros(size)[::2],
+    "no axes": lambda size: np.zeros((), f"V{size}"),
+    "dates": lambda size: np.zeros(size // 8, "datetime64[s]"),
+    "texts": lambda size: np.array(["x"] * size, dtype=object),
+    "records": lambda size: np.zeros(size // 16, [("x", "f8"), ("y", "i8")]),
+    "buffer": lambda size: pickle.PickleBuffer(bytearray(size)),
+    "tensor": lambda size: torch.zeros(size),
+    "lambda beside it": lambda size: (np.zeros(size), lambda: None),
+    "mapping": lambda size: types.MappingProxyType({"x": np.zeros(size)}),
+}
+
+
+@pytest.mark.parametrize("size", [64, 65_536 - 64, 65_536, 1 << 20])
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_large_can_be_sent_as_pickle_can(name, size):
+    held = LARGE[name](size)
+    try:
+        ForkingPickler(io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(held)
+    except Exception:  # noqa: BLE001 -- whatever pickle raises
+        is_sent = False
+    else:
+        is_sent = True
+
+    assert bool(why_unsendable({"dataset": held}, "spawn")) is not is_sent
+    assert bool(shm_batch.why_unsendable(held)) is not is_sent
 
 
 def test_the_part_that_cannot_be_sent_is_named():

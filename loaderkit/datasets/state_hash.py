@@ -29,8 +29,10 @@ class _HashSink(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        self.count(len(data))
-        return len(data)
+        # Larger arrays come as a PickleBuffer, which has no len.
+        nbytes = memoryview(data).nbytes
+        self.count(nbytes)
+        return nbytes
 
     def count(self, nbytes: int) -> None:
         """Count bytes that go into the hash.

@@ -22,6 +22,7 @@ and sizes that bound a batch); ``stateful``, ``digests``, ``seeds`` and
 ``sampler_epochs`` (what a state counts on); ``collating``,
 ``pipes`` and ``page_locking`` (what is done with a batch); ``failures``,
 ``sample_names`` and ``missing_rows`` (errors, and the names in them);
-``worker_processes`` (workers, so that they can be ended); ``assigned`` (settings that
+``worker_start`` and ``worker_processes`` (workers that cannot start, and that are to
+be ended); ``assigned`` (settings that
 are assigned to a built loader); ``page`` (the plan as a page).
 """

@@ -181,17 +181,19 @@ def _largest_batch_bytes(
     description: DatasetDescription, options: LoaderOptions
 ) -> int | None:
     """Bound the bytes of a batch; None where they cannot be known."""
-    if "bytes" in options.limits:
-        return options.limits["bytes"]
+    limit = options.limits.get("bytes")
     if description.is_missing_shards:
-        return None  # sizes are read from all shards: no plan is worth downloading them
+        return limit  # sizes are read from all shards: no plan is worth a download
     # The user asked for no sizes: where ``sizes()`` is wrong, or a name means something
     # else in their dataset, the plan does without.
     try:
         sizes = sizes_of(description.dataset, "bytes")
     except (LoaderError, ValueError, AttributeError):
-        return None
+        return limit
     samples = options.most_samples
+    if limit is not None:
+        # "64GB" of a small dataset bounds nothing: no batch has more than all samples.
+        return min(limit, largest_batch(sizes, samples or len(sizes)))
     return None if samples is None else largest_batch(sizes, samples)
 
 

@@ -11,7 +11,6 @@ of the stand-in itself (``BatchesOfThisProcess``).
 from __future__ import annotations
 
 import contextlib
-import errno
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,12 +26,11 @@ from loaderkit.loader.fetching import FetchingDataset, SharedMemorySender
 from loaderkit.loader.iterables import IterableBatches
 from loaderkit.loader.resumable import IterationBatches
 from loaderkit.loader.user_batches import UserBatches
-from loaderkit.loader.users_errors import error_about
 from loaderkit.loader.worker_processes import NotingContext
+from loaderkit.loader.worker_start import start_workers
 from loaderkit.memory.page_locked import PageLockedBatch
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
-from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from loaderkit.loader.delivery import Delivery, Resumption
@@ -167,9 +165,10 @@ def open_inner_iterator(
             )
     # Workers read with numbers of ours, so what the user seeds there has no effect.
     replaces_seeds = setup.seeded or setup.iterable is not None
+    method = setup.plan.multiprocessing_context.value
     worker_start = WorkerStart(
         sending,
-        setup.plan.multiprocessing_context.value,
+        method,
         warn_of_seeds=warn_of_seeds and replaces_seeds,
     )
     # torch draws the seed of its workers from this, another one in each epoch.
@@ -187,12 +186,14 @@ def open_inner_iterator(
         **_batch_settings(source),
         **_worker_settings(outer, setup),
     )
-    # A Ctrl-C waits until all workers are started and can be ended: hooks of fork would
-    # drop it, and of a worker that is half started nobody would know.
     with Interrupts() as interrupts:
-        hold = interrupts.held() if outer.num_workers else contextlib.nullcontext()
-        with hold:
-            iterator = _start_workers(inner_loader)
+        # A Ctrl-C waits until all workers are forked and can be ended: hooks of fork
+        # would drop it, and of a worker that is half started nobody would know.  Not
+        # where Python writes the dataset to new processes: up to Python 3.13 it waits
+        # for ever for one that ended before it had read all.
+        is_held = outer.num_workers and method == "fork"
+        with interrupts.held() if is_held else contextlib.nullcontext():
+            iterator = start_workers(inner_loader)
             if outer.num_workers:
                 _keep_queues_open(iterator)
             if sending is not None:
@@ -201,51 +202,6 @@ def open_inner_iterator(
                 pids = [worker.pid for worker in iterator._workers]
                 weakref.finalize(iterator, forget, pids).atexit = False
     return iterator
-
-
-def _start_workers(inner_loader: DataLoader[Any]) -> Any:
-    """Begin to iterate over an inner loader.
-
-    Raises:
-        LoaderError: The system refused a process, or what it needs.
-    """
-    try:
-        return iter(inner_loader)
-    except BaseException as error:
-        # Those before the one that could not start.
-        context = inner_loader.multiprocessing_context
-        if isinstance(context, NotingContext):
-            context.end_processes()
-        if not isinstance(error, OSError) or error.errno not in _REFUSALS:
-            raise  # of what is sent to workers, say
-        why, fix = _REFUSALS[error.errno]
-        message = f"{count_of(inner_loader.num_workers, 'workers')} could not start: "
-        raise error_about(message, error, fix, why=why) from error
-
-
-_REFUSALS = {
-    errno.EAGAIN: (
-        "the system starts no more processes for you",
-        "num_workers=0 or fewer workers, or a higher ulimit -u (docker: --pids-limit)",
-    ),
-    errno.ENOMEM: (
-        "the system has no memory for another process",
-        "num_workers=0, or fewer workers",
-    ),
-    errno.EMFILE: (
-        "each worker takes some files, and the process has as many open as it may",
-        "ulimit -n 4096, or fewer workers",
-    ),
-    errno.ENFILE: (
-        "each worker takes some files, and the system has as many open as it may",
-        "num_workers=0, or fewer workers",
-    ),
-    errno.ENOSPC: (
-        "workers need locks in /dev/shm, which has become full",
-        "num_workers=0, or a larger one (docker run --shm-size=1g)",
-    ),
-}
-"""What a system says that starts no more workers: why, and what to do."""
 
 
 def _make_stand_in(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import re
 import signal
 import sys
@@ -37,6 +38,8 @@ few milliseconds."""
 _SLOW_JOIN_S = 0.5
 """The same where no signal told of a death, so that it may still be under way.  Chosen:
 an error that is no death is raised so much later."""
+_NO_ANSWER = 255
+"""The exit code that Python gives a worker whose fork server is gone."""
 _SHM_NEARLY_FULL_BYTES = 64 << 20
 """/dev/shm with less left is what SIGBUS is about.  Chosen: Docker's default size."""
 
@@ -148,6 +151,8 @@ class WorkerDeaths:
         kills_before = self._oom_kills
         was_killed = kills_before is not None and (host.oom_kills or 0) > kills_before
         cause = cause_of(code, host, out_of_memory=was_killed)
+        if dead and is_lost_with_its_server(workers[dead[0]]):
+            cause = _SERVER_LOST
         batches = self._batches_under_way(dead[0]) if dead else []
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
@@ -315,6 +320,8 @@ def _needed_worker(error: RuntimeError) -> _Needed | None:
 def _explain_idle(worker: Any) -> LoaderError:
     worker.join(timeout=_JOIN_S)
     cause = cause_of(worker.exitcode, read_host(), out_of_memory=False)
+    if is_lost_with_its_server(worker):
+        cause = _SERVER_LOST
     message = "A worker that was kept for the next epoch died."
     fix = f"{cause.fix}; if you go on, nothing is lost: the next epoch starts new ones"
     return LoaderError(message, why=cause.why, fix=fix)
@@ -359,6 +366,21 @@ class DeathCause(NamedTuple):
     why: str
     fix: str
     """What to do."""
+
+
+_SERVER_LOST = DeathCause(
+    "the fork server, which started it, has ended: probably the kernel killed it, out "
+    "of memory",
+    "num_workers=1 or 0, a smaller batch, or the next epoch, which starts another one",
+)
+
+
+def is_lost_with_its_server(worker: Any) -> bool:
+    """Tell whether it is the fork server that ended: who tells of its workers' ends."""
+    # 255 is what Python then says of them.  A name without a type for mypy on Windows.
+    server_process = getattr(multiprocessing.context, "ForkServerProcess", None)
+    is_of_server = server_process is not None and isinstance(worker, server_process)
+    return is_of_server and worker.exitcode == _NO_ANSWER
 
 
 def cause_of(code: int | None, host: Host, *, out_of_memory: bool) -> DeathCause:

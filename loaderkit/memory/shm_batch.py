@@ -478,11 +478,12 @@ class _NotingPickler(_TensorlessPickler):
 class _Nowhere(io.RawIOBase):
     """A file that takes everything and keeps nothing.
 
-    A pickler calls nothing but its ``write``, and is annotated to want more.
+    A pickler calls nothing but its ``write``, and is annotated to want more.  From
+    64 KiB on that gets an array as a ``PickleBuffer``, which has no ``len``.
     """
 
     def write(self, data: Any) -> int:
-        return len(data)
+        return memoryview(data).nbytes
 
 
 class _TensorUnpickler(pickle.Unpickler):

@@ -34,6 +34,10 @@ TENSORS = {
     "sparse": BASE.to_sparse(),
     "parameter": torch.nn.Parameter(BASE),
     "numpy": BASE.numpy(),
+    # From 64 KiB on pickle writes an array without a frame around it.
+    "large array": np.zeros(20_000),
+    "one number of it differs": np.eye(1, 20_000)[0],
+    "large array of Fortran": np.zeros((10_000, 2), order="F"),
     "list": BASE.tolist(),
     "graph": Data(x=BASE.reshape(3, 4)),
     "another graph": Data(x=BASE.reshape(3, 4), y=BASE[:1]),

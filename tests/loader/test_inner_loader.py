@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from loaderkit import build_loader
 from loaderkit.errors import LoaderError
+from loaderkit.loader.worker_deaths import is_lost_with_its_server
 from loaderkit.loader.worker_processes import NotingContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:. workers share")
@@ -297,39 +299,143 @@ def test_a_batch_that_the_system_has_no_shared_memory_for_is_told():
 
 
 STARTS_WITHOUT_FILES = """
-import multiprocessing, os, resource, loaderkit
-from loaderkit.errors import LoaderError
-from loaderkit.loader.worker_processes import NotingContext
+import multiprocessing, os, resource, sys, loaderkit, loaderkit.errors
 
-loader = loaderkit.build_loader(list(range(8)), num_workers=4)
+loader = loaderkit.build_loader(
+    list(range(8)), num_workers=4, multiprocessing_context=sys.argv[1]
+)
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-few = len(os.listdir("/proc/self/fd")) + 12
+few = len(os.listdir("/proc/self/fd")) + 10
 resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 try:
     list(loader)
-except OSError as error:
-    print(isinstance(error, LoaderError), error)
+except loaderkit.errors.LoaderkitError as error:
+    print(error)
     kept_as_by_a_notebook = error
 print("workers that run:", len(multiprocessing.active_children()))
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-print(len(list(loader)))
+# A fork server that lives keeps the limit that it was started with.
+if sys.argv[1] != "forkserver":
+    print(len(list(loader)))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of a process")
-def test_workers_that_the_system_refuses_are_told_and_can_be_started_later():
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_that_the_system_refuses_are_told_and_can_be_started_later(method):
+    """Whoever lacks the files: this process, or the fork server."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STARTS_WITHOUT_FILES],
+        [sys.executable, "-W", "ignore", "-c", STARTS_WITHOUT_FILES, method],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert "True 4 workers could not start: OSError: [Errno 24]" in done.stdout
-    assert "fix: ulimit -n 4096" in done.stdout
+    assert "4 workers could not start: " in done.stdout, done.stderr
+    assert "fix: ulimit -n 4096, or fewer workers" in done.stdout
     assert "workers that run: 0" in done.stdout
-    assert done.stdout.splitlines()[-1] == "8"
+    is_started_later = method != "forkserver"
+    assert done.stdout.endswith("\n8\n") is is_started_later, done.stderr
+
+
+MAIN_FAILS_ANEW = """
+import loaderkit, loaderkit.errors
+
+if __name__ == "__mp_main__":
+    raise RuntimeError("main fails anew")
+if __name__ == "__main__":
+    loader = loaderkit.build_loader(
+        list(range(100_000)), num_workers=2, multiprocessing_context="forkserver"
+    )
+    try:
+        list(loader)
+    except loaderkit.errors.LoaderkitError as error:
+        print(error)
+"""
+
+
+def run_file(folder, text):
+    """Run a script as a file, which new processes import."""
+    script = folder / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="has a fork server")
+def test_a_main_module_that_fails_in_a_new_process_is_told(tmp_path):
+    done = run_file(tmp_path, MAIN_FAILS_ANEW)
+
+    assert "2 workers could not start: " in done.stdout, done.stderr
+    assert "its traceback, if it was not killed, is on stderr" in done.stdout
+    assert "RuntimeError: main fails anew" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="has a fork server")
+def test_a_worker_that_is_lost_with_its_fork_server_is_known():
+    context = multiprocessing.get_context("forkserver")
+    lost, ended = (context.Process(target=time.sleep, args=(600,)) for _ in range(2))
+    lost.start()
+    ended.start()
+    ended.kill()
+    ended.join()
+    for child in psutil.Process().children():
+        if any("forkserver" in word for word in child.cmdline()):
+            child.kill()
+
+    lost.join()
+
+    assert is_lost_with_its_server(lost)
+    assert not is_lost_with_its_server(ended)
+    os.kill(lost.pid, signal.SIGKILL)  # nobody else would
+
+
+SPAWNS_IN_VAIN = """
+import os, loaderkit, loaderkit.errors
+
+if __name__ == "__mp_main__":
+    print("begun", flush=True)
+    os._exit(1)
+if __name__ == "__main__":
+    loader = loaderkit.build_loader(
+        list(range(100_000)), num_workers=2, multiprocessing_context="spawn"
+    )
+    try:
+        list(loader)
+    except (KeyboardInterrupt, loaderkit.errors.LoaderkitError) as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="sends itself a SIGINT")
+def test_a_ctrl_c_ends_the_wait_for_a_worker_that_takes_nothing(tmp_path):
+    """Up to Python 3.13 it is waited for for ever; from 3.14 on told at once."""
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNS_IN_VAIN)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        # Until it gets there; where it has ended, it has no more need of them.
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        last_line = process.stdout.read().splitlines()[-1]
+
+    assert last_line in {"KeyboardInterrupt", "LoaderError"}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")

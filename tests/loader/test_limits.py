@@ -254,3 +254,16 @@ def test_sizes_of_the_users_own_are_believed(tmp_path):
 
     assert [len(batch) for batch in batches] == [4] * 6
     assert len(list(itertools.chain(*batches))) == COUNT
+
+
+@pytest.mark.parametrize("limit", ["1 TB", "9 EB", 2**62, 10**30])
+@pytest.mark.parametrize("name", ["max_bytes", "max_tokens", "batch_size"])
+def test_a_limit_far_above_the_data_is_none(tmp_path, name, limit):
+    if isinstance(limit, str) and name != "max_bytes":
+        limit = 2**40
+    cache = pack([clip(i) for i in range(COUNT)], tmp_path / "a.lk")
+
+    loader = build_loader(cache, num_workers=0, **{name: limit})
+
+    [batch] = loader
+    assert len(batch["n"]) == COUNT
