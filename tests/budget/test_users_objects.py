@@ -56,8 +56,7 @@ class PlainObject:
 
 
 GLOBAL = Everything()
-READ_BY_MODEL = Everything(assigns=False)
-"""What a model assigns to a global cannot be seen, nor put back."""
+READ_BY_MODEL = Everything()
 
 
 class ReadsGlobal(nn.Module):
@@ -175,6 +174,126 @@ def test_an_estimate_leaves_what_a_model_reads_as_it_was():
     assert state_of(READ_BY_MODEL) == before
     model(torch.rand(ROWS, WIDTH)).backward()
     assert state_of(READ_BY_MODEL) != before
+
+
+class Table:
+    """An object that keeps what it has made."""
+
+    values = None
+
+    def get(self, rows):
+        if self.values is None:
+            self.values = _made(rows)
+        return self.values
+
+
+def _made(rows):
+    # Of the batch, and too large to be computed beside: both are fake in an estimate.
+    return rows.new_ones(WIDTH) + torch.zeros(100_000)[:WIDTH]
+
+
+IN_DICT, IN_OBJECT, IN_LIST = {}, Table(), []
+IN_GLOBAL = None
+
+
+@functools.cache
+def _cached(count):
+    return torch.eye(1000)[0, :WIDTH] * count
+
+
+class Keeps(nn.Module):
+    """A model that keeps a table outside of itself."""
+
+    on_class = None
+    in_class = {}  # noqa: RUF012 -- as many write it
+
+    def __init__(self, way):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.way, self.kept = way, []
+        if way == "a hook":
+            self.layer.register_forward_hook(
+                lambda _module, _inputs, output: self.kept.append(output)
+            )
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4)
+    def static(_count):
+        return torch.eye(1000)[0, :WIDTH]
+
+    @functools.cache  # noqa: B019 -- as many write it
+    def method(self, _count):
+        return torch.eye(1000)[0, :WIDTH]
+
+    def table(self, rows):
+        global IN_GLOBAL
+        kind, count = type(self), len(rows)
+        if self.way == "a global":
+            IN_GLOBAL = _made(rows) if IN_GLOBAL is None else IN_GLOBAL
+            return IN_GLOBAL
+        if self.way == "an attribute of the class":
+            kind.on_class = _made(rows) if kind.on_class is None else kind.on_class
+            return kind.on_class
+        if self.way == "a dict of the class":
+            return self.in_class.setdefault(count, _made(rows))
+        if self.way == "a dict":
+            return IN_DICT.setdefault(count, _made(rows))
+        if self.way == "a list":
+            IN_LIST.append(_made(rows))
+            return IN_LIST[0]
+        if self.way == "an object":
+            return IN_OBJECT.get(rows)
+        calls = {"a cache": _cached, "a static": Keeps.static, "a method": self.method}
+        return calls.get(self.way, lambda _count: _made(rows))(count)
+
+    def forward(self, rows):
+        return self.layer(rows + self.table(rows))
+
+
+WAYS_TO_KEEP = [
+    *("a global", "an attribute of the class", "a dict of the class", "a dict"),
+    *("a list", "an object", "a cache", "a static", "a method", "a hook"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS_TO_KEEP)
+def test_the_training_finds_no_fakes_in_what_a_model_keeps(way):
+    rows = torch.rand(ROWS, WIDTH)
+    in_caches = [cache.cache_info() for cache in (_cached, Keeps.static, Keeps.method)]
+    for call in budget_calls(Keeps(way), loss=None):
+        call()
+    kept = [IN_GLOBAL, Keeps.on_class, IN_OBJECT.values]
+    assert (kept, Keeps.in_class, IN_DICT, IN_LIST) == ([None] * 3, {}, {}, [])
+    after = [cache.cache_info() for cache in (_cached, Keeps.static, Keeps.method)]
+    assert after == in_caches
+
+    model = Keeps(way)
+    model(rows).sum().backward()
+    assert type(model.layer.weight.grad) is torch.Tensor
+
+    # The training keeps it; the next case begins anew.
+    assert way == "a hook" or len(model.kept) == 0
+    forget_what_was_kept()
+
+
+def forget_what_was_kept():
+    global IN_GLOBAL
+    IN_GLOBAL = Keeps.on_class = IN_OBJECT.values = None
+    for container in (IN_DICT, Keeps.in_class, IN_LIST):
+        container.clear()
+
+
+def test_a_hook_that_keeps_outputs_keeps_none_of_an_estimate():
+    model = Keeps("a hook")
+
+    for call in budget_calls(model, loss=None):
+        call()
+
+    assert model.kept == []
+    # One that has kept some is estimated as well.
+    model(torch.rand(ROWS, WIDTH))
+    loaderkit.estimate_step(model, torch.rand(ROWS, WIDTH))
+    assert len(model.kept) == 1
 
 
 def test_an_estimate_leaves_its_batch_as_it_was():

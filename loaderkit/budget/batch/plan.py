@@ -388,7 +388,8 @@ def plan_batch(
     Args:
         model: A module on the CPU; it is not changed.
         dataset: Ours, PyG's, a list of graphs, or any other with a length; of a stream
-            of events (PyG's ``TemporalData``), each event is a sample.
+            of events (PyG's ``TemporalData``), each event is a sample.  Samples are
+            read here; global random numbers are as before behind it.
         device: Where it shall train, here or not: "cuda", "mps", "cpu", ...
         limit: Bytes, or a size such as "8 GiB"; what the device has free if None.
         batch_size: Samples of a step; accumulation keeps it.

@@ -20,6 +20,7 @@ from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
 from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -275,6 +276,7 @@ class Samples:
         return [int(row) for row in batches[int(peaks.argmax())]]
 
 
+@preserve_random_states()
 def read_samples(
     dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None
 ) -> Samples:
@@ -414,6 +416,7 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
     return [sample] * count
 
 
+@preserve_random_states()
 def _join_rows(
     dataset: Any, rows: list[int], collate: Callable[[list[Any]], Any] | None
 ) -> Any:

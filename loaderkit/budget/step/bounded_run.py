@@ -11,7 +11,6 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,10 +19,13 @@ from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.fake_tensors import without_torch_logging
 from loaderkit.budget.step.measure import has_one_storage, real_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
+from loaderkit.budget.step.users_state import users_state_kept
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch._ops import OpOverload
 
     from loaderkit.budget.step.call_arguments import Args, Kwargs
@@ -53,7 +55,8 @@ def runs_within(
     try:
         with (
             warnings.catch_warnings(),
-            torch.random.fork_rng(devices=[]),
+            preserve_random_states(),
+            users_state_kept(model, step.loss, with_values=True),
             without_torch_logging(),
             _BoundedMode(limit_bytes),
         ):

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from loaderkit.budget.step.measure import has_one_storage
 from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.errors import StepError
-from loaderkit.nests import map_tensors
+from loaderkit.nests import flatten_tensors, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,9 +87,9 @@ def fake_model(
             )
     for module in model.modules():
         # A tensor that is a plain attribute is no buffer, and is used all the same.
-        values_held = [*module.buffers(recurse=False), *vars(module).values()]
-        for value in values_held:
-            if isinstance(value, torch.Tensor) and id(value) not in memo:
+        held = flatten_tensors(list(vars(module).values()))
+        for value in [*module.buffers(recurse=False), *held]:
+            if id(value) not in memo:
                 memo[id(value)] = fake_floats(fake, value, copy_integers=True)
     # deepcopy takes what is in the memo for copied already.
     return copy.deepcopy(model, memo)

@@ -22,7 +22,9 @@ from loaderkit.budget.step.train_step import (
     make_optimizer,
     run_step,
 )
+from loaderkit.budget.step.users_state import users_state_kept
 from loaderkit.nests import flatten_tensors, map_tensors
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -61,7 +63,8 @@ def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phas
     mark_phase = _PhaseRanges()
     with (
         warnings.catch_warnings(),
-        torch.random.fork_rng(devices=[]),
+        preserve_random_states(),
+        users_state_kept(model, step.loss, with_values=True),
         memory_profile() as profiled,
     ):
         warnings.simplefilter("ignore")

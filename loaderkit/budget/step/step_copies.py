@@ -2,7 +2,8 @@
 
 Of the model, of the batch, and of the loss with all that it reaches: a loss may have
 parameters (ArcFace), a teacher or a running mean, or be a function that uses the model.
-What cannot be copied, such as a global that ``forward`` reads, is put back as it was.
+What cannot be copied, such as a global that ``forward`` reads, is put back as it was:
+tensors here, containers and attributes in ``users_state``.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class LossCopier:
             with contextlib.suppress(ValueError):  # nothing was assigned yet
                 cell_of_twin.cell_contents = self.copy(cell.cell_contents)
                 is_same &= cell_of_twin.cell_contents is cell.cell_contents
-        for name in _global_names(function.__code__) & function.__globals__.keys():
+        for name in global_names(function.__code__) & function.__globals__.keys():
             value = function.__globals__[name]
             twin.__globals__[name] = self.copy(value)
             is_same &= twin.__globals__[name] is value
@@ -244,7 +245,7 @@ class LossCopier:
         attributes = getattr(value, "__dict__", None)
         if not attributes or isinstance(value, (type, types.ModuleType, Dataset)):
             return value
-        if _is_of_library(type(value)):
+        if is_of_library(type(value)):
             return value
         # It may hold itself.
         self._copies[id(value)] = value
@@ -259,16 +260,17 @@ class LossCopier:
         return twin
 
 
-def _global_names(code: types.CodeType) -> set[str]:
-    """Name what a function and those inside it read by name."""
+def global_names(code: types.CodeType) -> set[str]:
+    """Name what a function and those inside it read by name, attributes too."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
+            names |= global_names(constant)
     return names
 
 
-def _is_of_library(kind: type) -> bool:
+def is_of_library(kind: type) -> bool:
+    """Tell whether a class is a library's, and not the user's own."""
     try:
         return is_library_file(inspect.getfile(kind))
     except (TypeError, OSError):

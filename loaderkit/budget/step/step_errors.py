@@ -30,8 +30,10 @@ from loaderkit.budget.step.fake_tensors import (
 )
 from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
+from loaderkit.budget.step.users_state import users_state_kept
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -142,12 +144,12 @@ def find_error_without_memory(
     except Exception:  # noqa: BLE001 -- a copy that fails says nothing of the step
         return None
 
-    error = _run_and_catch(model, of_fakes, fake)
+    error = _run_and_catch(model, step, of_fakes, fake)
     if error is None or is_limit_of_fakes(error):
         return None
     # Tensors on "meta" are plain ones, without values: what runs with them did not fail
     # for its shapes or types, but because a fake is no plain tensor.
-    if _run_and_catch(model, on_meta, nullcontext()) is None:
+    if _run_and_catch(model, step, on_meta, nullcontext()) is None:
         return None
     return error
 
@@ -170,13 +172,15 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _run_and_catch(
     model: torch.nn.Module,
+    step: Step,
     copies: StepCopies,
     mode: AbstractContextManager[object],
 ) -> Exception | None:
     """Run a step of copies; give its error, if it has one."""
     with (
         warnings.catch_warnings(),
-        torch.random.fork_rng(devices=[]),
+        preserve_random_states(),
+        users_state_kept(model, step.loss, with_values=True),
         attention_of(copies.step, Log()),
         without_torch_logging(),
         mode,

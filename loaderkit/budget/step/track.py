@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from loaderkit.budget.step.accumulation import references_alone
@@ -43,11 +42,15 @@ from loaderkit.budget.step.train_step import (
     run_step,
 )
 from loaderkit.budget.step.unseen_memory import add_formulas, add_workspaces
+from loaderkit.budget.step.users_state import users_state_kept
 from loaderkit.library_files import is_library_file
 from loaderkit.nests import flatten_tensors
+from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import torch
 
     from loaderkit.budget.step.allocation_log import Part
     from loaderkit.budget.step.step_copies import StepCopies
@@ -95,9 +98,10 @@ def track_step(
             begun.append(log)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         tracker = Tracker(fake, log, assumed=assumed, values=values)
-        is_like_later_steps = _track_once(
-            model, batch, step, tracker, give_state=give_state
-        )
+        with users_state_kept(model, step.loss):
+            is_like_later_steps = _track_once(
+                model, batch, step, tracker, give_state=give_state
+            )
         if is_like_later_steps:
             break
     return log
@@ -147,7 +151,7 @@ def _track_once(
         caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("ignore")
         warnings.filterwarnings("always", message=_AUTOCAST_IS_OFF)
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(preserve_random_states())
         stack.enter_context(without_torch_logging())
         stack.enter_context(_function_modes(step, tracker))
         stack.enter_context(_modules_named(twin, step, tracker))
