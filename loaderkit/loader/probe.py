@@ -87,14 +87,21 @@ def probe(dataset: IndexedSamples, rows: Sequence[Any], collate: Collate) -> Rea
     Raises:
         LoaderkitError: It could not be measured.
     """
+    # A user's ``collate_fn`` may count its calls, also where samples lie in memory.
+    if reading_draws_no_random_numbers(dataset) and _joins_as_library(dataset, collate):
+        return _measure_here(dataset, rows, collate)
     # A daemon may not have children: none to measure in, and no workers either.
     alone = multiprocessing.current_process().daemon
-    if reading_draws_no_random_numbers(dataset) or alone:
-        return _measure_here(dataset, rows, collate)
     # macOS can fork, but its own libraries may end a process that did.
-    if "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin":
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    if can_fork and sys.platform != "darwin" and not alone:
         return _measure_in_a_fork(dataset, rows, collate)
     return _measure_a_copy(dataset, rows, collate)
+
+
+def _joins_as_library(dataset: IndexedSamples, collate: Collate) -> bool:
+    """Tell whether no code of the user's joins samples, nor changes a batch."""
+    return isinstance(collate, DefaultCollate) or is_gathering(dataset, collate)
 
 
 def _measure_in_a_fork(
