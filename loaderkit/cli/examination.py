@@ -118,7 +118,7 @@ def examine() -> Examination:
     # to machine are the limits, and those are what the plan is shown for.
     samples = [torch.zeros(1000) for _ in range(64)]
     first_device = next(iter(devices), "cpu")
-    plan: LoaderPlan = build_loader(samples, first_device, batch_size=8).plan
+    plan: LoaderPlan = build_loader(samples, first_device, batch_size=8, seed=0).plan
     return Examination(read_host(), _package_versions(), devices, environment, plan)
 
 
