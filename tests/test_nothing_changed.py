@@ -331,13 +331,14 @@ BEGUN = set()
 """Names of calls that this process has made: the first may import what stays."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_folder_of_temporary_files(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
 
 @pytest.mark.many_cases
+@pytest.mark.usefixtures("own_folder_of_temporary_files")
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_a_call_changes_nothing_that_it_does_not_say(name, ending, tmp_path):
     if name not in BEGUN:
@@ -416,7 +417,6 @@ def one_of_each_kind():
     yield "collector", gc.disable
     yield "tracemalloc", tracemalloc.start
     yield "environment", lambda: os.environ.update(OF_A_TEST="1")
-    yield "process: folder", lambda: os.chdir("/")
     yield "files", lambda: handle.append(os.open(__file__, os.O_RDONLY))
     yield "threads", lambda: started(threading.Thread(target=event.wait, daemon=True))
     yield "temporary files", lambda: tempfile.mkdtemp()

@@ -165,10 +165,10 @@ def _python_settings():
         "python: collector": (
             gc.isenabled(),
             gc.get_threshold(),
-            gc.get_freeze_count(),
             list(map(id, gc.callbacks)),
             gc.get_debug(),
         ),
+        "python: frozen objects": gc.get_freeze_count(),
         "python: tracemalloc": (
             tracemalloc.is_tracing(),
             tracemalloc.get_traceback_limit(),
@@ -372,8 +372,8 @@ def _changes(before, after, path):
                 yield f"{path}/{name} is gone"
         if not path.startswith("/python: logging"):
             yield from (f"{path}/{name} is new" for name in after if name not in before)
-    elif path.startswith("/process: files"):
-        # What is collected meanwhile closes its own.
+    elif path.startswith(("/process: files", "/python: frozen")):
+        # What is freed meanwhile closes its own, and is frozen no more.
         if after > before:
             yield f"{path}: {before} -> {after}"
     elif before != after:

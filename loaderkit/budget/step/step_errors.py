@@ -130,6 +130,14 @@ def find_error_without_memory(
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         # Compiled code fails with errors of its own on anything but real tensors.
         return None
+    # Before the copies are made, so that they use empty caches too.
+    with users_state_kept(model, step.loss, with_values=True):
+        return _find_error_of_copies(model, batch, step)
+
+
+def _find_error_of_copies(
+    model: torch.nn.Module, batch: object, step: Step
+) -> Exception | None:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         of_fakes = fake_copies(fake, model, batch, step)
@@ -144,12 +152,12 @@ def find_error_without_memory(
     except Exception:  # noqa: BLE001 -- a copy that fails says nothing of the step
         return None
 
-    error = _run_and_catch(model, step, of_fakes, fake)
+    error = _run_and_catch(model, of_fakes, fake)
     if error is None or is_limit_of_fakes(error):
         return None
     # Tensors on "meta" are plain ones, without values: what runs with them did not fail
     # for its shapes or types, but because a fake is no plain tensor.
-    if _run_and_catch(model, step, on_meta, nullcontext()) is None:
+    if _run_and_catch(model, on_meta, nullcontext()) is None:
         return None
     return error
 
@@ -172,7 +180,6 @@ def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def _run_and_catch(
     model: torch.nn.Module,
-    step: Step,
     copies: StepCopies,
     mode: AbstractContextManager[object],
 ) -> Exception | None:
@@ -180,7 +187,6 @@ def _run_and_catch(
     with (
         warnings.catch_warnings(),
         preserve_random_states(),
-        users_state_kept(model, step.loss, with_values=True),
         attention_of(copies.step, Log()),
         without_torch_logging(),
         mode,
