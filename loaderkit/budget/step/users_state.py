@@ -153,7 +153,8 @@ class UsersState:
     def _note_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.is_leaf and tensor.requires_grad:
             self._gradients.append((tensor, tensor.grad))
-        is_kept = self._with_values and tensor.layout is torch.strided
+        has_values = tensor.layout is torch.strided and not tensor.is_meta
+        is_kept = self._with_values and has_values
         fits = self._kept_bytes + tensor.nbytes <= _MOST_KEPT_BYTES
         if is_kept and fits and not tensor.is_inference():
             values = tensor.detach().clone()
