@@ -240,6 +240,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         ("head", "show", "glimpse", "take_all", "take_batch"), (_ROWS, "dataset[:5]")
     ),
     "tail": (_ROWS, "dataset[-5:]"),
+    **dict.fromkeys(("first", "last"), (_ROWS, "dataset[0] and dataset[-1]")),
     "sample": (_ROWS, "dataset.shuffle()[:5]"),
     "sort_values": (_ROWS, "dataset[dataset.column(name).argsort()]"),
     **dict.fromkeys(
@@ -257,6 +258,8 @@ ABSENT: Mapping[str, tuple[str, str]] = {
             *("agg", "aggregate", "pipe", "eval", "with_columns", "bfill", "ffill"),
             *("interpolate", "convert_dtypes", "infer_objects", "rename_axis", "style"),
             *("explode", "combine", "combine_first", "set_index", "reset_index"),
+            # pandas before 3
+            *("applymap", "backfill", "pad"),
             *("set_axis", "set_flags", "isetitem", "add_prefix", "add_suffix"),
             # WebDataset and TensorFlow
             *("to_tuple", "map_dict", "map_tuple", "rename_keys", "extract_keys"),
@@ -366,7 +369,14 @@ ABSENT: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
             *("to_csv", "to_json", "to_pandas", "to_parquet", "to_polars", "to_sql"),
-            *("to_tf_dataset", "to_clipboard", "to_excel", "to_feather", "to_hdf"),
+            *(
+                "to_tf_dataset",
+                "to_clipboard",
+                "to_excel",
+                "to_feather",
+                "to_gbq",
+                "to_hdf",
+            ),
             *("to_html", "to_iceberg", "to_latex", "to_markdown", "to_orc"),
             *("to_period", "to_pickle", "to_records", "to_stata", "to_string"),
             *("to_timestamp", "to_xarray", "to_xml", "to_arrow"),
