@@ -400,7 +400,10 @@ def test_a_worker_that_is_lost_with_its_fork_server_is_known():
 
 
 SPAWNS_IN_VAIN = """
-import os, loaderkit, loaderkit.errors
+import os, signal, loaderkit, loaderkit.errors
+
+# Where tests run in the background, it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if __name__ == "__mp_main__":
     print("begun", flush=True)

@@ -55,7 +55,7 @@ def users_state_kept(*roots: object, with_values: bool = False) -> Iterator[None
         state.restore()
 
 
-class _Contents(NamedTuple):
+class _NotedContents(NamedTuple):
     """What a container held."""
 
     container: Any
@@ -83,7 +83,7 @@ class UsersState:
         self._seen: dict[int, Any] = {}
         self._empty_caches: dict[int, Any] = {}
         """By the ``id`` of the user's."""
-        self._contents: list[_Contents] = []
+        self._contents: list[_NotedContents] = []
         self._globals: list[tuple[dict[str, Any], str, Any]] = []
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._gradients: list[tuple[torch.Tensor, Any]] = []
@@ -154,11 +154,10 @@ class UsersState:
         if tensor.is_leaf and tensor.requires_grad:
             self._gradients.append((tensor, tensor.grad))
         has_values = tensor.layout is torch.strided and not tensor.is_meta
-        is_kept = self._with_values and has_values
-        fits = self._kept_bytes + tensor.nbytes <= _MOST_KEPT_BYTES
-        if is_kept and fits and not tensor.is_inference():
-            values = tensor.detach().clone()
-            self._values.append((tensor, values))
+        if not self._with_values or not has_values or tensor.is_inference():
+            return
+        if self._kept_bytes + tensor.nbytes <= _MOST_KEPT_BYTES:
+            self._values.append((tensor, tensor.detach().clone()))
             self._kept_bytes += tensor.nbytes
 
     def _note_function(self, function: types.FunctionType) -> Iterable[Any]:
@@ -206,7 +205,7 @@ class UsersState:
 
     def _note_cell(self, cell: types.CellType) -> Iterable[Any]:
         contents = _read_cell(cell)
-        self._contents.append(_Contents(cell, _read_cell, contents, _write_cell))
+        self._contents.append(_NotedContents(cell, _read_cell, contents, _write_cell))
         if contents and _is_cache(contents[0]):
             cell.cell_contents = self._empty_cache(contents[0])
         return contents
@@ -239,7 +238,9 @@ class UsersState:
 
     def _note_container(self, container: Any) -> Iterable[Any]:
         if isinstance(container, dict):
-            noted = _Contents(container, _read_dict, _read_dict(container), _write_dict)
+            noted = _NotedContents(
+                container, _read_dict, _read_dict(container), _write_dict
+            )
             self._contents.append(noted)
             inside = list(container.values())
         else:
@@ -247,7 +248,7 @@ class UsersState:
             if not isinstance(container, tuple):
                 write = _write_set if isinstance(container, set) else _write_list
                 # A set has an order too, as long as nothing is added to it.
-                self._contents.append(_Contents(container, list, inside, write))
+                self._contents.append(_NotedContents(container, list, inside, write))
         return inside if len(inside) <= _MOST_ELEMENTS else ()
 
     def _note_object(self, value: Any) -> Iterable[Any]:
