@@ -1,4 +1,7 @@
-"""Whose code is it: a library's, loaderkit's own, or the user's?  Which version?"""
+"""Whose code is it: a library's, loaderkit's own, or the user's?  Which version?
+
+And what does it name?
+"""
 
 from __future__ import annotations
 
@@ -121,3 +124,12 @@ def is_users_module(module: types.ModuleType) -> bool:
     if file is None:
         return True
     return not is_library_file(file)
+
+
+def names_used_in(code: types.CodeType) -> set[str]:
+    """Name the globals and attributes used in a function and in functions inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_used_in(constant)
+    return names

@@ -47,7 +47,6 @@ from loaderkit.arguments import with_small_article
 from loaderkit.datasets.function_source import (
     changes_in,
     globals_read_in,
-    names_used_in,
     paths_behind,
     source_text,
     strings_in,
@@ -62,7 +61,7 @@ from loaderkit.datasets.value_texts import (
 )
 from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
-from loaderkit.library_files import is_users_code, is_users_module
+from loaderkit.library_files import is_users_code, is_users_module, names_used_in
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:

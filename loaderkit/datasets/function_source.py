@@ -112,15 +112,6 @@ def _is_docstring(node: ast.AST) -> bool:
     return plain and isinstance(node.value.value, str)  # type: ignore[attr-defined]
 
 
-def names_used_in(code: types.CodeType) -> set[str]:
-    """Name the globals and attributes used in a function and in functions inside it."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= names_used_in(constant)
-    return names
-
-
 def globals_read_in(code: types.CodeType) -> set[str]:
     """Name the globals that a function and functions inside it read."""
     names = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from loaderkit.library_files import is_library_file
+from loaderkit.library_files import is_library_file, names_used_in
 from loaderkit.nests import flatten_tensors, map_tensors
 from loaderkit.pyg import is_pyg_data
 
@@ -205,7 +205,7 @@ class LossCopier:
             with contextlib.suppress(ValueError):  # nothing was assigned yet
                 cell_of_twin.cell_contents = self.copy(cell.cell_contents)
                 is_same &= cell_of_twin.cell_contents is cell.cell_contents
-        for name in global_names(function.__code__) & function.__globals__.keys():
+        for name in names_used_in(function.__code__) & function.__globals__.keys():
             value = function.__globals__[name]
             twin.__globals__[name] = self.copy(value)
             is_same &= twin.__globals__[name] is value
@@ -258,15 +258,6 @@ class LossCopier:
             {name: self.copy(held) for name, held in attributes.items()}
         )
         return twin
-
-
-def global_names(code: types.CodeType) -> set[str]:
-    """Name what a function and those inside it read by name, attributes too."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= global_names(constant)
-    return names
 
 
 def is_of_library(kind: type) -> bool:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import Dataset
 
-from loaderkit.budget.step.step_copies import global_names, is_of_library
-from loaderkit.library_files import is_library_file, is_own_file
+from loaderkit.budget.step.step_copies import is_of_library
+from loaderkit.library_files import is_library_file, is_own_file, names_used_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -173,7 +173,7 @@ class UsersState:
 
     def _note_globals(self, function: types.FunctionType) -> Iterator[Any]:
         """Note the globals that a function reads or assigns, and what is in modules."""
-        names = global_names(function.__code__)
+        names = names_used_in(function.__code__)
         own_globals = function.__globals__
         # Of names that are none yet, most are of attributes.
         made = _assigned_globals(function.__code__) - own_globals.keys()
