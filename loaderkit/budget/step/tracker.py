@@ -449,7 +449,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_backward = self.phase == "backward"
         reused = self._operand_to_reuse(func, args)
 
-        self._note_captured(tensors_in((args, kwargs)))
+        # Listed once, unless some are replaced: what is done at each operator decides
+        # how long an estimate takes.
+        operands = tensors_in((args, kwargs))
+        self._note_captured(operands)
+        given_args, given_kwargs = args, kwargs
         args, kwargs = self._without_stale_values(func, args, kwargs)
         self._held_bytes = _bytes_of_bags(func, args, kwargs)
         if func in _INDEXED:
@@ -460,8 +464,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not is_backward:
             self._raise_if_refused(index_error_of(func, args, kwargs))
 
-        # Listed once: what is done at each operator decides how long an estimate takes.
-        operands = tensors_in((args, kwargs))
+        if args is not given_args or kwargs is not given_kwargs:
+            operands = tensors_in((args, kwargs))
         out = self._run_operator(func, types, args, kwargs, operands)
         out = without_unasked_gradients(func, args, out)
 
