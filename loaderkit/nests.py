@@ -250,6 +250,13 @@ def _refill_dataclass(value: DataclassInstance, children: list[Any]) -> Any:
     return copied
 
 
+def attribute_names(value: DataclassInstance) -> tuple[str, ...]:
+    """List a dataclass's fields, then what else was set on it."""
+    names = [field.name for field in dataclasses.fields(value)]
+    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
+    return tuple(names)
+
+
 _KINDS = (
     _Kind(is_pyg_data, _graph_children, _refill_graph),
     # Before named tuples, of which it is one.

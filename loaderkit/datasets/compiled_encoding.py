@@ -19,7 +19,7 @@ import xxhash
 from loaderkit.cache.columns import ColumnLayout
 from loaderkit.datasets.classes import private_names, pyg_attributes
 from loaderkit.datasets.column_names import distinct_names, join_path
-from loaderkit.datasets.containers import attribute_names, is_storable_named_tuple
+from loaderkit.datasets.containers import is_storable_named_tuple
 from loaderkit.datasets.dtypes import as_array, disk_dtype, is_native, torch_dtype
 from loaderkit.datasets.encode import Encoder, FieldRule, encode, paths_in_stores
 from loaderkit.datasets.kinds import (
@@ -30,6 +30,7 @@ from loaderkit.datasets.kinds import (
 )
 from loaderkit.datasets.plain import encode_text, is_plain, to_bytes
 from loaderkit.datasets.structure import KEY_COLUMN, Leaf, Nest, is_graph
+from loaderkit.nests import attribute_names
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:

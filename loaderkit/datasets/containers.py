@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from _typeshed import DataclassInstance
-
 M = TypeVar("M", bound=MutableMapping[Any, Any])
 T = TypeVar("T")
 
@@ -217,20 +215,13 @@ def make_dataclass(cls: type[T], attributes: Mapping[str, Any]) -> T:
 
     Args:
         cls: The dataclass; a frozen one too.
-        attributes: What ``attribute_names`` lists, by name.
+        attributes: What ``attribute_names`` of ``nests`` lists, by name.
     """
     instance = cls.__new__(cls)
     for name, value in attributes.items():
         # A frozen dataclass refuses its own __setattr__; others may change the value.
         object.__setattr__(instance, name, value)
     return instance
-
-
-def attribute_names(value: DataclassInstance) -> tuple[str, ...]:
-    """List a dataclass's fields, then what else was set on it."""
-    names = [field.name for field in dataclasses.fields(value)]
-    names += [name for name in getattr(value, "__dict__", ()) if name not in names]
-    return tuple(names)
 
 
 def same_plain(left: object, right: object) -> bool:

@@ -27,7 +27,6 @@ import torch
 from loaderkit.arguments import kind_of
 from loaderkit.datasets.arena import make_arena
 from loaderkit.datasets.containers import (
-    attribute_names,
     make_dataclass,
     make_named_tuple,
     refilled,
@@ -46,6 +45,7 @@ from loaderkit.datasets.ragged_fields import Joining, as_tensor, column_shapes
 from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.errors import DatasetError
 from loaderkit.memory.shm_batch import default_collate
+from loaderkit.nests import attribute_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -27,7 +27,6 @@ from loaderkit.cache.layout import DTYPES
 from loaderkit.datasets import composites
 from loaderkit.datasets.containers import (
     UnstorableValueError,
-    attribute_names,
     is_dataclass_value,
     is_mapping_class,
     is_storable_named_tuple,
@@ -56,6 +55,7 @@ from loaderkit.datasets.plain import (
     to_json,
 )
 from loaderkit.errors import DatasetError
+from loaderkit.nests import attribute_names
 from loaderkit.pyg import import_pyg
 
 if TYPE_CHECKING:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,6 @@ import numpy as np
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.datasets.containers import attribute_names
 from loaderkit.datasets.gathering import BatchGather, batch_dtype
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Kind, Length
 from loaderkit.datasets.page import size_section
@@ -22,15 +19,14 @@ from loaderkit.datasets.plain import count_items
 from loaderkit.datasets.structure import Leaf, Nest, is_graph, leaves_of
 from loaderkit.errors import DatasetError
 from loaderkit.joining import graphs_in
-from loaderkit.nests import is_named_tuple
 from loaderkit.notebook import card
 from loaderkit.pages.document import Page, write_page
-from loaderkit.pyg import is_pyg_data
+from loaderkit.sample_sizes import count_edges, count_nodes, fields_in, lengths_in
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaderkit.array_types import Ints
@@ -333,16 +329,16 @@ class TransformedSizeCounter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyG's, where it must guess num_nodes
             graphs = [graph for sample in samples for graph in graphs_in(sample)]
-            nodes = sum(graph.num_nodes or 0 for graph in graphs)
-            edges = sum(graph.num_edges or 0 for graph in graphs)
-        fields = [field for sample in samples for _, field in _fields_in(sample)]
+            nodes = sum(map(count_nodes, graphs))
+            edges = sum(map(count_edges, graphs))
+        fields = [field for sample in samples for _, field in fields_in(sample)]
         nbytes = sum(_bytes_of_field(field) for field in fields)
         tokens = self._count_tokens(samples)
         return {"nodes": nodes, "edges": edges, "bytes": nbytes, "tokens": tokens}
 
     def _count_tokens(self, samples: Sequence[Any]) -> int:
         """Sum up the longest field of each, of those that are ragged here or there."""
-        lengths = [dict(_lengths_in(sample)) for sample in samples]
+        lengths = [dict(lengths_in(sample)) for sample in samples]
         lengths_by_path: dict[str, set[int]] = defaultdict(set)
         for sample_lengths in lengths:
             for path, length in sample_lengths.items():
@@ -365,43 +361,10 @@ def size_counter(opened: OpenedCache, *, graphs: bool) -> TransformedSizeCounter
     return TransformedSizeCounter(frozenset(token_lengths))
 
 
-def _fields_in(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Go through the tensors, arrays and plain lists of a sample, with their paths."""
-    children: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, torch.Tensor | np.ndarray):
-        yield path, value
-    elif is_pyg_data(value):
-        children = ((n, v) for store in value.stores for n, v in store.items())
-    elif isinstance(value, Mapping):
-        children = value.items()
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        children = ((name, getattr(value, name)) for name in attribute_names(value))
-    elif is_named_tuple(value):
-        children = zip(value._fields, value, strict=True)
-    elif isinstance(value, list | tuple):
-        plain = all(
-            isinstance(element, int | float | complex | str) for element in value
-        )
-        if plain:
-            yield path, value
-        else:
-            children = enumerate(value)
-    for name, child in children:
-        child_path = f"{path}.{name}" if path else str(name)
-        yield from _fields_in(child, child_path)
-
-
 def _bytes_of_field(field: object) -> int:
     if isinstance(field, torch.Tensor) and field.layout is not torch.strided:
         return 0  # sparse ones do not say
     return int(getattr(field, "nbytes", 0))
-
-
-def _lengths_in(sample: object) -> Iterator[tuple[str, int]]:
-    """Find the length of every field of a sample that has one, by its path."""
-    for path, field in _fields_in(sample):
-        if getattr(field, "ndim", 1):
-            yield path, len(field)
 
 
 def _lengths_by_path(opened: OpenedCache) -> dict[str, Ints]:

@@ -185,9 +185,10 @@ def _largest_batch_bytes(
     if description.is_missing_shards:
         return limit  # sizes are read from all shards: no plan is worth a download
     # The user asked for no sizes: where ``sizes()`` is wrong, or a name means something
-    # else in their dataset, the plan does without.
+    # else in their dataset, or each sample would have to be looked at, the plan does
+    # without.
     try:
-        sizes = sizes_of(description.dataset, "bytes")
+        sizes = sizes_of(description.dataset, "bytes", measure=limit is not None)
     except (LoaderError, ValueError, AttributeError):
         return limit
     samples = options.most_samples

@@ -40,7 +40,7 @@ from loaderkit.loader.options import SIZES, START_METHOD_VARIABLE
 from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.mistaken import mistaken_for_dataset
-from loaderkit.pyg import loaded_pyg
+from loaderkit.sample_sizes import SizesInMemory, lengths_in, lies_in_memory
 from loaderkit.sending import why_unsendable
 from loaderkit.units import count_of
 
@@ -261,12 +261,14 @@ def check_graph_fields(dataset: Any, options: LoaderOptions) -> None:
         check_known_keys(follow, exclude, known)
 
 
-def sizes_of(dataset: object, name: str) -> Ints:
-    """Ask a dataset how large its samples are, without reading one.
+def sizes_of(dataset: object, name: str, *, measure: bool = True) -> Ints:
+    """Ask a dataset how large its samples are; look at those that lie in memory.
 
     Args:
-        dataset: With a method ``sizes()`` whose result has them by name.
+        dataset: With a method ``sizes()`` whose result has them by name, or a list or
+            the like.
         name: "nodes", "edges", "bytes" or "tokens".
+        measure: Look at samples that lie in memory.
 
     Returns:
         A number for each sample ``[n]`` int64.
@@ -275,15 +277,20 @@ def sizes_of(dataset: object, name: str) -> Ints:
         LoaderError: It does not know, or what it says cannot be.
     """
     asked = ask_sizes(dataset)
-    if asked.sizes is None and isinstance(asked.dataset, ConcatDataset):
-        of_members = [sizes_of(member, name) for member in asked.dataset.datasets]
+    table = asked.sizes
+    if table is None and measure and lies_in_memory(asked.dataset):
+        table = SizesInMemory(asked.dataset)
+    if table is None and isinstance(asked.dataset, ConcatDataset):
+        of_members = [
+            sizes_of(member, name, measure=measure) for member in asked.dataset.datasets
+        ]
         sizes: ArrayLike | None = np.concatenate(of_members)
-    elif asked.sizes is None and type(asked.dataset) is StackDataset:
-        sizes = _sizes_of_stack(asked.dataset, name)
+    elif table is None and type(asked.dataset) is StackDataset:
+        sizes = _sizes_of_stack(asked.dataset, name, measure=measure)
     else:
-        sizes = _sizes_in_table(asked.sizes, name)
+        sizes = _sizes_in_table(table, name)
     if sizes is None:
-        raise _unknown_sizes(name, asked.dataset, asked.sizes)
+        raise _unknown_sizes(name, asked.dataset, table)
 
     whole = _whole_numbers(name, sizes)
     samples = len(asked.dataset)
@@ -306,7 +313,9 @@ def sizes_of(dataset: object, name: str) -> Ints:
     return numbers
 
 
-def _sizes_of_stack(stack: StackDataset[Any], name: str) -> Ints | None:
+def _sizes_of_stack(
+    stack: StackDataset[Any], name: str, *, measure: bool
+) -> Ints | None:
     """Add up the sizes of what samples are stacked of; None where a part's matter.
 
     A sample has the nodes and edges of all its graphs, and the tokens of the item that
@@ -318,17 +327,23 @@ def _sizes_of_stack(stack: StackDataset[Any], name: str) -> Ints | None:
     known: list[Ints] = []
     for member in members:
         try:
-            known.append(sizes_of(member, name))
+            known.append(sizes_of(member, name, measure=measure))
         except LoaderError:
-            # A part without graphs, such as labels, has no nodes to count.  Whether it
-            # has graphs is seen at its first sample.
-            of_graphs = name in {"nodes", "edges"} and len(member)
-            if not of_graphs or holds_graphs(member[0]):
+            # A part without graphs, such as labels, has no nodes to count, and one of
+            # single numbers no tokens.  Whether it has is seen at its first sample.
+            if not len(member) or _may_count(name, member[0]):
                 return None
     if not known:
         return None
     total: Ints = np.max(known, axis=0) if name == "tokens" else np.sum(known, axis=0)
     return total
+
+
+def _may_count(name: str, sample: object) -> bool:
+    """Tell whether a sample may hold some of what is counted."""
+    if name in {"nodes", "edges"}:
+        return holds_graphs(sample)
+    return name != "tokens" or any(True for _ in lengths_in(sample))
 
 
 def _sizes_in_table(table: object, name: str) -> ArrayLike | None:
@@ -342,13 +357,7 @@ def _sizes_in_table(table: object, name: str) -> ArrayLike | None:
 def reading_draws_no_random_numbers(dataset: object) -> bool:
     """Tell whether reading a sample draws no random numbers: no user's code runs."""
     inner = innermost(dataset)
-    pyg = loaded_pyg()
-    if pyg is not None and isinstance(inner, pyg.in_memory_dataset):
-        # A subclass that does not call its parent's constructor has no such attribute.
-        transform: Any = getattr(inner, "transform", None)
-        return transform is None
-    lies_in_memory = isinstance(inner, list | tuple | TensorDataset)
-    return lies_in_memory or is_gathering(inner)
+    return lies_in_memory(inner) or is_gathering(inner)
 
 
 def _sent_to_workers(
@@ -412,11 +421,16 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         fix = "loaderkit.pack(part, path) of each part"
     if table is not None:
         known = _names_in(table)
-        why = f"its sizes() says nothing of {name}: some sample has no such number"
+        is_measured = isinstance(table, SizesInMemory)
+        why = "some sample has no such number"
+        if not is_measured:
+            why = f"its sizes() says nothing of {name}: {why}"
         limits = ["batch_size", *(f"max_{size}" for size in known)]
-        buckets = " or ".join(f"bucket_by={size!r}" for size in known)
-        fix = f"limit by {' or '.join(limits)}, and {buckets}"
-        fix += ", or give it sizes() -> {name: array}"
+        fix = f"limit by {' or '.join(limits)}"
+        if known:
+            fix += f", and {' or '.join(f'bucket_by={size!r}' for size in known)}"
+        if not is_measured:
+            fix += ", or give it sizes() -> {name: array}"
         nearest = _nearest_size(name, known)
         if nearest is not None:
             fix = f"did you mean {nearest!r}?"

@@ -163,9 +163,19 @@ def test_sizes_of_a_subset_are_those_of_its_rows(cache):
     assert rows_of(loader) == [[4], [9], [14]]
 
 
+class MadeWhenRead(torch.utils.data.Dataset):
+    """Makes its graphs as they are read."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, row):
+        return graph(row)
+
+
 def test_a_dataset_that_does_not_know_its_sizes_is_refused():
     with pytest.raises(LoaderError, match=r"nodes of the samples are not known"):
-        build_loader([graph(1)], max_nodes=10)
+        build_loader(MadeWhenRead(), max_nodes=10)
 
 
 def test_a_size_that_is_not_known_is_answered_with_those_that_are(tmp_path):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from torch_geometric.data import Batch, Data
 
 from loaderkit import build_loader, pack
@@ -140,5 +140,12 @@ def test_a_state_over_other_parts_is_refused(graphs):
 
 
 def test_one_part_without_sizes_is_named(graphs):
-    with pytest.raises(LoaderError, match="nodes of the samples are not known"):
-        build_loader(ConcatDataset([graphs[0], [ring(3)]]), max_nodes=50)
+    class MadeWhenRead(Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, row):
+            return ring(3)
+
+    with pytest.raises(LoaderError, match="a MadeWhenRead does not say them"):
+        build_loader(ConcatDataset([graphs[0], MadeWhenRead()]), max_nodes=50)

@@ -206,6 +206,13 @@ def test_fields_of_graphs_in_a_stack_can_be_named(tmp_path):
         next(iter(build_loader(StackDataset([0, 1]), follow_batch=["x"], **options)))
 
 
+class MadeWhenRead(list):
+    """Makes its samples as they are read, for all that anybody can tell."""
+
+    def __getitem__(self, row):
+        return super().__getitem__(row)
+
+
 def test_sizes_of_stacked_samples_are_those_of_their_items(tmp_path):
     graphs = pack([Data(x=torch.ones(n, 1)) for n in (1, 2, 3)], tmp_path / "g.lk")
     long, short = pack_all([texts([4, 5, 6]), texts([1, 9, 2])], tmp_path)
@@ -220,11 +227,14 @@ def test_sizes_of_stacked_samples_are_those_of_their_items(tmp_path):
     for name in ("tokens", "bytes"):
         together = sizes_of(StackDataset(long, short), name)
         assert together.tolist() == sizes_of(one, name).tolist()
-    for unknown in ([Data(x=torch.ones(2, 1))] * 3, [1, 2, 3]):
-        with pytest.raises(LoaderError, match="bytes of the samples are not known"):
-            sizes_of(StackDataset(graphs, unknown), "bytes")
-    with pytest.raises(LoaderError, match="nodes of the samples are not known"):
-        sizes_of(StackDataset(graphs, [Data(x=torch.ones(2, 1))] * 3), "nodes")
+    in_memory = [Data(x=torch.ones(2, 1))] * 3
+    with_graphs = sizes_of(StackDataset(graphs, in_memory), "bytes")
+    assert with_graphs.tolist() == [4 + 8, 8 + 8, 12 + 8]
+    assert sizes_of(StackDataset(graphs, in_memory), "nodes").tolist() == [3, 4, 5]
+    made_when_read = MadeWhenRead(in_memory)
+    for name in ("bytes", "nodes"):
+        with pytest.raises(LoaderError, match=f"{name} of the samples are not known"):
+            sizes_of(StackDataset(graphs, made_when_read), name)
 
 
 UNLIKE = {
