@@ -37,7 +37,7 @@ from benchmarks.large_models import LARGE_STEPS
 from benchmarks.workloads import BATCH, InMemory, make_graphs
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
-from loaderkit.budget.step.step_copies import StepCopies
+from loaderkit.budget.step.step_copies import step_copies
 from loaderkit.budget.step.train_step import (
     Step,
     call_model,
@@ -192,17 +192,28 @@ def measure_on_gpu(model: Any, batch: Any, step: Step) -> tuple[int, int]:
     torch.cuda.reset_peak_memory_stats()
     taken = torch.cuda.memory_allocated()
     held = torch.cuda.memory_reserved()
-    twin = copy.deepcopy(model)
+    # What the loss reaches, such as a teacher or weights of classes, is moved too.
+    copies = step_copies(
+        model,
+        batch,
+        step,
+        copy_model=_copy_to_gpu,
+        copy_batch=_moved,
+        copy_tensor=_moved,
+    )
     if step.checkpoint:
-        checkpoint_blocks(twin)
-    twin = twin.to(DEVICE)
-    batch = map_tensors(lambda tensor: tensor.to(DEVICE), batch)
-    optimizer = make_optimizer(model, StepCopies(twin, batch, step, {}))
+        checkpoint_blocks(copies.model)
+    optimizer = make_optimizer(model, copies)
     for _ in range(STEPS_A_RUN):
-        _train_once(twin, batch, optimizer, step)
+        _train_once(copies.model, copies.batch, optimizer, copies.step)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - taken
     return peak, torch.cuda.max_memory_reserved() - held
+
+
+def _copy_to_gpu(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
+    twin: nn.Module = copy.deepcopy(model, copies).to(DEVICE)
+    return twin
 
 
 def _train_once(model: Any, batch: Any, optimizer: Any, step: Step) -> None:

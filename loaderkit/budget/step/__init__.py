@@ -11,12 +11,12 @@ out of a log; ``estimate`` is the front door.  ``measure`` and ``extrapolate`` r
 real steps where a step cannot be tracked.
 
 ``devices`` is the table of kinds of devices.  What a CUDA GPU does otherwise than this
-CPU is in ``cuda_autocast`` (types), ``cuda_functions`` with ``cuda_attention`` and
-``cuda_recurrent`` (functions that are made of other operators), ``cuda_kernels`` and
-``reductions`` (what a kernel takes beside its operands).  What a step reads, and fakes
-do not know, is in ``assumed_scalars``, ``count_bounds``, ``unknown_values`` and
-``shape_rules``; errors of the step in ``step_errors`` and ``misplaced``; ``history``
-and ``page`` show the estimate.  A real step is run within a bound (``bounded_run``),
-with a copy of the optimizer (``optimizer_copies``), and its memory is read by torch's
-profiler (``memory_profile``).
+CPU is in ``cuda_autocast`` (types), ``cuda_functions`` with ``cuda_attention``,
+``cuda_multi_head`` and ``cuda_recurrent`` (functions that are made of other operators),
+``cuda_kernels`` and ``reductions`` (what a kernel takes beside its operands).  What a
+step reads, and fakes do not know, is in ``assumed_scalars``, ``count_bounds``,
+``unknown_values`` and ``shape_rules``; errors of the step in ``step_errors`` and
+``misplaced``; ``history`` and ``page`` show the estimate.  A real step is run within a
+bound (``bounded_run``), with a copy of the optimizer (``optimizer_copies``), and its
+memory is read by torch's profiler (``memory_profile``).
 """

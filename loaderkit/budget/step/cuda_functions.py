@@ -2,9 +2,9 @@
 
 A step for CUDA is tracked with fake tensors of the CPU, so torch takes a function apart
 as it does for the CPU.  Where CUDA has other parts, they are made here in their place:
-dropout keeps a mask of a byte for each element; cuda_attention.py and cuda_recurrent.py
-have the rest.  Sizes are those that the allocator of an H100 recorded (torch 2.11,
-cuDNN 9); ``docs/budget.md`` says of which steps.
+dropout keeps a mask of a byte for each element; cuda_attention.py, cuda_multi_head.py
+and cuda_recurrent.py have the rest.  Sizes are those that the allocator of an H100
+recorded (torch 2.11, cuDNN 9); ``docs/budget.md`` says of which steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from loaderkit.budget.step.cuda_attention import run_attention
 from loaderkit.budget.step.cuda_autocast import cast_policy_of, run_by_policy
+from loaderkit.budget.step.cuda_multi_head import run_multi_head_attention
 from loaderkit.budget.step.cuda_recurrent import (
     is_recurrent_cell,
     is_recurrent_layer,
@@ -70,6 +71,11 @@ class CudaFunctions(TorchFunctionMode):
                 return outputs
         if is_recurrent_cell(func) and not kwargs:
             return run_recurrent_cell(func, *args)
+        if func is functional.multi_head_attention_forward:
+            with self:  # for the functions that it is made of
+                outputs = run_multi_head_attention(args, kwargs)
+            if outputs is not None:
+                return outputs
         if func is functional.scaled_dot_product_attention:
             return run_attention(self.tracker, *args, **kwargs)
         return func(*args, **kwargs)
@@ -85,7 +91,7 @@ def _drop_out(
 ) -> Any:
     """Keep a mask of bytes, as the fused kernel does; in place there is none."""
     is_fused = training and not inplace and 0 < p < 1 and not named
-    if is_fused and input.requires_grad and input.numel():
+    if is_fused and input.numel():
         return torch.native_dropout(input, p, train=True)[0]
     if func is torch.dropout:
         return func(input, p, training)
