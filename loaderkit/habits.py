@@ -757,7 +757,7 @@ _HOMES = (
         multiprocessing_context read_ahead batch_size max_nodes max_edges max_bytes
         max_tokens oversized bucket_by buckets shuffle seed generator drop_last
         sampler batch_sampler rank world_size timeout collate_fn batch_transform
-        worker_init_fn probe
+        worker_init_fn lookahead probe
         """,
     ),
     (

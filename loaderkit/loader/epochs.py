@@ -87,7 +87,8 @@ class TakenBatch(NamedTuple):
 
     batch: Any
     standing: Standing
-    """Where the iteration stands once it is given."""
+    """Where the iteration stands once it is given: behind it, or with ``lookahead``
+    before it, since the loop is then still to use it."""
 
 
 class LoaderEpoch(Iterator[Any]):
@@ -98,6 +99,7 @@ class LoaderEpoch(Iterator[Any]):
         torch_iterator: torch's own iterator, over deliveries.
         progress: Where it begins; counted up here.
         ends_workers: ``close`` ends the workers; otherwise the loader or torch does.
+        lookahead: The loop fetches each batch before it uses the one before.
         oom_kills: How often the kernel had killed for memory before; None if unknown.
         downloads: What downloads shards of the epoch before they are read; started
             here, after the start of the workers, since it starts threads.
@@ -110,13 +112,14 @@ class LoaderEpoch(Iterator[Any]):
         progress: Progress,
         *,
         ends_workers: bool,
+        lookahead: bool,
         oom_kills: int | None,
         downloads: DownloadAhead | None,
     ) -> None:
         self.progress = progress
         self._last_taken = progress.standing
         self._torch_iterator = torch_iterator
-        self._ends_workers = ends_workers
+        self._ends_workers, self._lookahead = ends_workers, lookahead
         self._batches, self._dataset = loader.batches, loader.dataset
         self._start = progress.start
         self._loader_length = loader.__len__
@@ -199,6 +202,11 @@ class LoaderEpoch(Iterator[Any]):
             # The loop calls __next__, which calls this.
             has_more = self._equal_batches.note(delivery.batch, stacklevel=3)
             self._equal_batches = self._equal_batches if has_more else None
+        if self._lookahead:
+            # Whoever asks for this batch uses the one before it next; whoever is told
+            # that there are no more uses the last, and ``progress`` has ended.
+            last_used, self._last_taken = self._last_taken, standing
+            return TakenBatch(delivery.batch, last_used)
         self._last_taken = standing
         return TakenBatch(delivery.batch, standing)
 

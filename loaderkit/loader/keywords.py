@@ -44,6 +44,7 @@ class LoaderKeywords(TypedDict, total=False):
     worker_init_fn: Callable[[int], None] | None
     follow_batch: Sequence[str] | None
     exclude_keys: Sequence[str] | None
+    lookahead: bool
     probe: bool
     num_workers: int | Auto | None
     pin_memory: bool | Auto | None

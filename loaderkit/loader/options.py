@@ -161,6 +161,9 @@ class LoaderOptions(SettingOverrides):
     """Fields that get a ``_batch`` vector of their own, as in PyG."""
     exclude_keys: Sequence[str] | None = None
     """Fields left out of batches, as in PyG."""
+    lookahead: bool = False
+    """Whoever takes the batches fetches each before it uses the one before, as
+    Lightning does of a stream without a length: a state leaves out the last one."""
     probe: bool = True
     """Read a few samples to measure what they cost, where that decides something."""
 
@@ -448,6 +451,7 @@ _CHECKS: Mapping[str, Check] = {
     "worker_init_fn": _callable_like("lambda worker: None", "worker"),
     "follow_batch": check_names,
     "exclude_keys": check_names,
+    "lookahead": check_truth,
     "probe": check_truth,
 }
 """How the value of each option is checked, by its name."""

@@ -341,6 +341,7 @@ class PlannedLoader(DataLoader[Any]):
                 torch_iterator,
                 self._state.progress_from(start, self.num_workers, which_workers),
                 ends_workers=which_workers == "beside",
+                lookahead=setup.asked.lookahead,
                 oom_kills=kills_before,
                 downloads=downloads,
             )

@@ -22,13 +22,27 @@ class Stream(torch.utils.data.IterableDataset):
         return len(SAMPLES)
 
 
+class WithoutLength(Stream):
+    """Of which Lightning fetches a batch ahead, to know which is the last."""
+
+    def __len__(self):
+        raise TypeError
+
+
+DATASETS = {
+    "rows": (SAMPLES, {}),
+    "stream": (Stream(), {}),
+    "stream without a length": (WithoutLength(), {"lookahead": True}),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.needs("lightning")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("dataset", [SAMPLES, Stream()], ids=["rows", "stream"])
+@pytest.mark.parametrize(("dataset", "options"), DATASETS.values(), ids=DATASETS)
 def test_it_goes_on_behind_the_last_batch_of_the_checkpoint(
-    dataset, num_workers, tmp_path
+    dataset, options, num_workers, tmp_path
 ):
     import lightning
 
@@ -63,7 +77,7 @@ def test_it_goes_on_behind_the_last_batch_of_the_checkpoint(
             enable_checkpointing=False,
         )
         loader = loaderkit.build_loader(
-            dataset, batch_size=4, num_workers=num_workers, seed=0
+            dataset, batch_size=4, num_workers=num_workers, seed=0, **options
         )
         trainer.fit(module, loader, ckpt_path=path)
         return module.seen

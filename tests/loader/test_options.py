@@ -61,6 +61,7 @@ WRONG = {
     "persistent_workers": NO_TRUTH,
     "in_order": NO_TRUTH,
     "drop_last": [*NO_TRUTH, None],
+    "lookahead": [*NO_TRUTH, None],
     "probe": [*NO_TRUTH, None],
     "multiprocessing_context": NO_WORD,
     "oversized": ["no", "", 1, True, None, None.__class__],
@@ -123,7 +124,7 @@ MEANT = {
     **dict.fromkeys(["True", "TRUE", "yes", "on", "1", "y", 2, 1.0], True),
 }
 TRUTHS = ["shuffle", "drop_last", "pin_memory", "persistent_workers", "in_order"]
-TRUTHS += ["probe"]
+TRUTHS += ["lookahead", "probe"]
 
 
 @pytest.mark.parametrize("name", TRUTHS)
