@@ -6,11 +6,13 @@ there on, and the samplers at the end are those that a loader shows to trainers.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+import torch.distributed
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -464,6 +466,54 @@ class RankOrder(DistributedSampler[int]):
         self._order.set_epoch(epoch)
 
 
+class BatchesOfAllRanks(BatchSampler):
+    """The batches of all ranks, for whoever shares them out among the ranks.
+
+    accelerate shares them out where a loader is prepared, and asks for ``batch_size``
+    and ``drop_last`` before it does.  Where a loader was not prepared, and accelerate
+    skips the first batches of an epoch, nobody asks: all ranks would be given the same.
+
+    Args:
+        batches: A sampler of all these batches.
+        rule: That of the batches of this rank.
+    """
+
+    def __init__(self, batches: Any, rule: BatchRule) -> None:
+        # Not torch's own constructor: it would set the attributes that are asked for.
+        self._batches, self._rank, self._ranks = batches, rule.rank, rule.ranks
+        self._is_shared_out = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # looked for while a copy is made
+            raise AttributeError(name)
+        if name in {"batch_size", "drop_last"}:
+            self._is_shared_out = True
+        return getattr(self._batches, name)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Where batches are sent from rank 0 to the others, it alone reads all of them.
+        if self._rank and not self._is_shared_out and _trains_with_accelerate():
+            message = f"Rank {self._rank} of {self._ranks} reads the batches of all "
+            message += "ranks, as each of the others."
+            why = "accelerate skips the first batches of a loader that was not prepared"
+            why += ", probably where a Trainer goes on in the middle of an epoch"
+            fix = "accelerator.prepare(loader); Hugging Face's Trainer: return "
+            fix += "self.accelerator.prepare(loader) in get_train_dataloader"
+            raise LoaderError(message, why=why, fix=fix)
+        return iter(self._batches)
+
+
+def _trains_with_accelerate() -> bool:
+    """Tell whether several processes train here, and accelerate may be at work."""
+    group = torch.distributed
+    if "accelerate" not in sys.modules or not group.is_available():
+        return False
+    return group.is_initialized() and group.get_world_size() > 1
+
+
 @dataclass(frozen=True)
 class PublicSamplers:
     """What a loader shows as its ``sampler`` and ``batch_sampler``.
@@ -505,13 +555,17 @@ class PublicSamplers:
             sampler = EpochOrder(everything if rule.plain else batches)
         if not batched:
             return cls(sampler, None)
-        if not rule.plain:
-            return cls(sampler, everything)
-        batch_size = rule.batch_size or 1
-        if not rule.shuffle:
-            return cls(sampler, BatchSampler(in_order, batch_size, rule.drop_last))
-        order = EpochOrder(everything)
-        return cls(sampler, BatchesOfOrder(order, batch_size, drop_last=rule.drop_last))
+        batch_sampler: Any = everything
+        if rule.plain:
+            batch_size, drop_last = rule.batch_size or 1, rule.drop_last
+            if rule.shuffle:
+                order = EpochOrder(everything)
+                batch_sampler = BatchesOfOrder(order, batch_size, drop_last=drop_last)
+            else:
+                batch_sampler = BatchSampler(in_order, batch_size, drop_last)
+        if rule.ranks > 1:
+            batch_sampler = BatchesOfAllRanks(batch_sampler, rule)
+        return cls(sampler, batch_sampler)
 
 
 class IterationBatches:

@@ -231,7 +231,7 @@ import json, os, sys, warnings
 import torch
 warnings.simplefilter("ignore")
 import loaderkit
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import gather_object
 
 cache = loaderkit.open_cache(sys.argv[1])[:39]
@@ -251,6 +251,20 @@ for loader in loaders:
     every = gather_object([rows])
     if accelerator.is_main_process:
         print(json.dumps(every))
+
+# As Hugging Face's Trainer does where it goes on in the middle of an epoch.
+for way in WAYS[0], WAYS[4]:
+    for prepare in accelerator.prepare, lambda loader: loader:
+        loader = prepare(loaderkit.build_loader(cache, **way, seed=0))
+        try:
+            skipping = skip_first_batches(loader, 2)
+            rest = [batch.y.tolist() for batch in skipping]
+        except loaderkit.errors.LoaderError as error:
+            rest = str(error)
+        whole = [batch.y.tolist() for batch in loader]
+        every = gather_object([[whole, rest]])
+        if accelerator.is_main_process:
+            print(json.dumps(every))
 accelerator.end_training()
 """
 
@@ -264,8 +278,9 @@ def test_accelerate_deals_out_each_sample_once(cache, tmp_path):
 
     ranks_read = run_ranks(script, cache.cache)
 
-    assert len(ranks_read) == 6
-    for number, every in enumerate(ranks_read):
+    assert len(ranks_read) == 6 + 4
+    *every_way, prepared, bare, prepared_by_size, bare_by_size = ranks_read
+    for number, every in enumerate(every_way):
         count = collections.Counter(row for rank in every for b in rank for row in b)
         assert len({len(rank) for rank in every}) == 1
         if number == 4:
@@ -273,6 +288,14 @@ def test_accelerate_deals_out_each_sample_once(cache, tmp_path):
         else:  # accelerate fills the last round up from the first
             assert set(count) == set(range(39))
             assert sum(count.values()) <= 39 + 13
+
+    for whole, rest in prepared:
+        assert rest == whole[2:]
+    for whole, rest in prepared_by_size:  # shuffled: the epoch after that is another
+        assert len(rest) == len(whole) - 2
+    for _, [_, refusal] in (bare, bare_by_size):
+        assert "Rank 1 of 2 reads the batches of all ranks" in refusal
+        assert "accelerator.prepare(loader)" in refusal
 
 
 LIGHTNING = """
