@@ -35,6 +35,10 @@ _NAMES_OF_PROCESSES = frozenset({"current_process", "MainProcess"})
 ``parent_process``: that is set behind the import of the main module."""
 
 
+GUARD_MAIN = 'put what the script does behind if __name__ == "__main__":'
+"""What to do about a script that a new process would run from its first line."""
+
+
 def why_no_new_process(method: str) -> str:
     """Say why no process can be started anew from this one, whatever it is sent.
 
@@ -78,6 +82,16 @@ def fork_server_runs_scripts(version: tuple[int, ...] | None = None) -> bool:
     """
     version = version or sys.version_info[:3]
     return version >= (3, 14, 1) or (3, 13, 8) <= version < (3, 14, 0)
+
+
+def is_run_again() -> bool:
+    """Tell whether this is a new process that still runs the main script.
+
+    That is before it does what it was started for.  ``multiprocessing`` runs the script
+    under another name, and calls the result ``__main__`` when it is through.
+    """
+    run_again = sys.modules.get("__mp_main__")
+    return run_again is not None and sys.modules.get("__main__") is not run_again
 
 
 def _is_run_as_module() -> bool:

@@ -27,6 +27,8 @@ import filelock
 
 from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.process_identity import ProcessIdentity
+from loaderkit.errors import CacheError
+from loaderkit.spawning import GUARD_MAIN, is_run_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -260,6 +262,7 @@ def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
     Raises:
         OSError: The file system has no locks, or the file cannot be made.
         NotImplementedError: The same, where filelock says so.
+        CacheError: Its holder waits for this process.
     """
     start_s = next_line_s = time.monotonic()
     pause_s = _SAY_AGAIN_S
@@ -268,6 +271,7 @@ def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
     while not _acquire_within(lock, timeout_s):
         timeout_s = _LOOK_S
         holder = _read_holder(note)
+        _refuse_to_wait_for_starter(holder, work)
         is_stopped = holder is not None and holder.is_stopped
         stopped_looks = stopped_looks + 1 if is_stopped else 0
 
@@ -284,6 +288,26 @@ def take_lock(lock: filelock.BaseFileLock, note: Path, work: str) -> None:
                 now_s - start_s,
                 _advice(lock, holder, is_stopped=stopped_looks >= _STOPPED_LOOKS),
             )
+
+
+def _refuse_to_wait_for_starter(holder: LockHolder | None, work: str) -> None:
+    """Refuse to wait for the process that waits for this one.
+
+    The worker of an executor that is started anew runs a script without a main guard
+    from its first line.  So it comes to the call in which the script gave the executor
+    its tasks, and waits for who waits for the tasks.
+
+    Raises:
+        CacheError: This process is such a worker.
+    """
+    if holder is None or not is_run_again():
+        return
+    if not holder.process.has_started_this_one:
+        return
+    message = f"A new process would wait for ever for {holder}, which {work}."
+    why = "that process started it for work of its own; it runs the script again from "
+    why += "its first line, and has come to the same call"
+    raise CacheError(message, why=why, fix=GUARD_MAIN)
 
 
 def _acquire_within(lock: filelock.BaseFileLock, timeout_s: float) -> bool:

@@ -66,6 +66,15 @@ class ProcessIdentity:
         return self.is_near and is_process_stopped(self.number)
 
     @property
+    def has_started_this_one(self) -> bool:
+        """Whether it is the parent of this process, or of the fork server that is.
+
+        The server is looked at by proc(5); without it, it is not recognised.
+        """
+        parent = os.getppid()
+        return self.is_near and self.number in {parent, _parent_of_process(parent)}
+
+    @property
     def is_gone(self) -> bool:
         """Whether it is known to have ended; False where that cannot be known.
 
@@ -102,15 +111,26 @@ def is_process_gone(number: int) -> bool:
 
 def _state_of_process(number: int) -> str:
     """Give the letter that proc(5) has for a process's state; "" for unknown."""
+    return next(iter(_stat_of_process(number)), "")
+
+
+def _parent_of_process(number: int) -> int | None:
+    """Give the process that started another one; None for unknown."""
+    stat = _stat_of_process(number)
+    return int(stat[1]) if len(stat) > 1 else None
+
+
+def _stat_of_process(number: int) -> list[str]:
+    """Give what proc(5) has of a process, from its state on; empty for unknown."""
     try:
         # A container may see the /proc of its machine, where numbers are others.
         if Path("/proc/self").readlink().name != str(os.getpid()):
-            return ""
+            return []
         stat = Path(f"/proc/{number}/stat").read_text("utf-8", "replace")
     except OSError:
-        return ""
+        return []
     # The program's name is in brackets, and may hold any letter.
-    return stat.rpartition(")")[2].split()[0]
+    return stat.rpartition(")")[2].split()
 
 
 def _space_of_this_process() -> str:

@@ -17,6 +17,7 @@ import xxhash
 from loaderkit.cache.columns import Block
 from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.compiled_encoding import SampleEncoder
+from loaderkit.datasets.own_samples import making_samples_for
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import DatasetError, LoaderkitError
@@ -133,6 +134,10 @@ class PackJob:
         with contextlib.suppress(OSError):
             for file in self.folder.glob("*.block"):
                 remove(file)
+
+    def making_samples(self) -> contextlib.AbstractContextManager[None]:
+        """Have code of the source's run, which must not wait for this run to end."""
+        return making_samples_for(self.folder.parent)
 
     def tracker(self, *, all_threads: bool) -> FileTracker:
         """Make what notes the files that the source opens."""

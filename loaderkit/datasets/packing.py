@@ -46,6 +46,7 @@ from loaderkit.cache.transfer import ask_to_write, copy_to_target
 from loaderkit.datasets.block_readers import PackJob, read_span, seed_of
 from loaderkit.datasets.classes import loaded_classes
 from loaderkit.datasets.encode import encode
+from loaderkit.datasets.own_samples import refuse_own_samples
 from loaderkit.datasets.packing_executors import ExecutorEngine
 from loaderkit.datasets.packing_run import PackingRun
 from loaderkit.datasets.packing_streams import StreamRun
@@ -117,6 +118,8 @@ def pack_source(
         DatasetError: A sample cannot be read or stored.
         CacheError: The folder or the store cannot be written.
     """
+    folder = _staging_of(location) if isinstance(location, RemoteCache) else location
+    refuse_own_samples(folder, location)
     with Interrupts() as interrupts:
         if isinstance(location, RemoteCache):
             return _pack_to_store(source, location, options, interrupts)
@@ -359,7 +362,11 @@ def _classes_read_here(job: PackJob) -> tuple[type, ...]:
         The classes that it is made of.
     """
     structure = Structure()
-    with job.tracker(all_threads=False) as tracker, preserve_random_states():
+    with (
+        job.tracker(all_threads=False) as tracker,
+        preserve_random_states(),
+        job.making_samples(),
+    ):
         if isinstance(job.source, StreamSource):
             first = job.source.first_sample(job.seed)
             if first is not None:

@@ -7,6 +7,7 @@ threads or processes, loky, dask, MPI, and others behind an adapter.
 from __future__ import annotations
 
 import queue
+from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.arguments import show_value
@@ -16,6 +17,7 @@ from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.spawning import GUARD_MAIN, why_no_new_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,6 +145,10 @@ class ExecutorEngine:
         if self._make is not None:
             why = f"{MOST_TRIES} executors in a row were made that take none"
             fix = "see that what makes the executor gives one that is open"
+        elif isinstance(refusal, BrokenExecutor):
+            why = "a worker of it died before it had a task of ours"
+        if isinstance(refusal, BrokenExecutor):
+            why, fix = _why_none_begins(why, fix)
         return DatasetError(message, why=why, fix=fix)
 
     def _workers_end_at_once(self, error: BaseException) -> DatasetError:
@@ -152,6 +158,7 @@ class ExecutorEngine:
         why = f"so it was with {MOST_TRIES} executors in a row; probably their "
         why += "initializer fails, or their machine has no memory left"
         fix = "see that a task runs: executor.submit(abs, -1).result()"
+        why, fix = _why_none_begins(why, fix)
         return DatasetError(message, why=why, fix=fix)
 
     def lost(self, rows: range, error: BaseException) -> DatasetError:
@@ -166,6 +173,24 @@ class ExecutorEngine:
         if self._make is None:
             fix += "; executor=lambda: ... makes a new one where one broke"
         return DatasetError(message, why=why, fix=fix)
+
+
+def _why_none_begins(why: str, fix: str) -> tuple[str, str]:
+    """Say why workers end before a task, where the main script may be why.
+
+    Nobody outside an executor can tell how it starts its workers.
+
+    Args:
+        why: What is known.
+        fix: What to do about anything else.
+
+    Returns:
+        Both, with what the main script lacks.
+    """
+    reason = why_no_new_process("spawn")
+    if not reason:
+        return why, fix
+    return f"{why}; where workers start anew, {reason}", f"{GUARD_MAIN}; or {fix}"
 
 
 def _refuse_no_executor(executor: object) -> None:

@@ -376,23 +376,29 @@ class CommonRun:
     @contextmanager
     def reading(self) -> Iterator[FileTracker]:
         """Have files noted while samples are read."""
+        job = self.common.job
         if self._tracker is not None:
-            yield self._tracker
+            with job.making_samples():
+                yield self._tracker
             return
         # The random numbers that a sample draws are the process's, and so is the
         # position of a file that the dataset keeps open.
         with (
-            self.common.job.tracker(all_threads=False) as tracker,
+            job.tracker(all_threads=False) as tracker,
             _reading_lock(os.getpid()),
             preserve_random_states(),
+            job.making_samples(),
         ):
             yield tracker
 
 
 @functools.cache
-def _reading_lock(pid: int) -> threading.Lock:  # noqa: ARG001 -- the cache's key
-    """Give the lock of a process; one that was forked while it was held has another."""
-    return threading.Lock()
+def _reading_lock(pid: int) -> threading.RLock:  # noqa: ARG001 -- the cache's key
+    """Give the lock of a process; one that was forked while it was held has another.
+
+    A thread may take it again: ``load`` may have another cache packed.
+    """
+    return threading.RLock()
 
 
 _OWN_RUNS: dict[Path, CommonRun] = {}

@@ -1,0 +1,104 @@
+"""Code that makes the samples of a cache does not wait for that cache."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from loaderkit import SafeDataset, open_cache, pack
+from loaderkit.datasets.pack import PackOptions
+from loaderkit.errors import DatasetError
+
+ASKS = {
+    "len": len,
+    "sample": lambda dataset: dataset[0],
+    "rows": lambda dataset: dataset[:2],
+    "batch": lambda dataset: dataset.batch([0, 1]),
+    "sizes": lambda dataset: dataset.sizes(),
+    "column": lambda dataset: dataset.column("x"),
+    "loop": list,
+    "same cache": lambda dataset: len(Asking("len", dataset.cache)),
+    "another one's": lambda dataset: dataset.other[0],
+    "pack": lambda dataset: pack([1], dataset.cache, workers=0, overwrite=True),
+}
+"""What ``load`` asks of its own dataset, or of the cache that it is packed to."""
+
+
+class Asking(SafeDataset):
+    """Asks itself for something in ``load``."""
+
+    def __init__(self, question, cache, **options):
+        self.question = question
+        super().__init__(cache=cache, packing=PackOptions(**options))
+
+    def keys(self):
+        return range(4)
+
+    def load(self, number):
+        ASKS[self.question](self)
+        return {"x": torch.full((2,), float(number))}
+
+    @property
+    def other(self):
+        """A dataset that is made of this one's samples."""
+        return MadeOf(self, cache=f"{self.cache}-other")
+
+
+class MadeOf(SafeDataset):
+    """Has the samples of another dataset."""
+
+    def __init__(self, source, cache):
+        self.source = source
+        super().__init__(cache=cache, packing=PackOptions(workers=0))
+
+    def keys(self):
+        return range(4)
+
+    def load(self, number):
+        return self.source[number]
+
+
+WAYS = ["this process", "workers", "threads", "store"]
+
+
+@pytest.mark.long_cases
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("question", ASKS)
+def test_load_that_asks_for_its_own_samples_is_told_so(tmp_path, question, way):
+    cache, options = tmp_path / "c", {"workers": 0}
+    if way == "store":
+        cache = (tmp_path / "store").as_uri()
+    if way == "workers":
+        options = {"workers": 1}
+    with ThreadPoolExecutor(1) as threads:
+        if way == "threads":
+            options = {"executor": threads}
+        dataset = Asking(question, cache, **options)
+
+        with pytest.raises(DatasetError, match="by the code that makes its samples"):
+            len(dataset)
+
+
+def test_an_iterable_that_packs_itself_is_told_so(tmp_path):
+    def samples():
+        yield len(pack(samples(), tmp_path / "c"))
+
+    with pytest.raises(DatasetError, match="by the code that makes its samples"):
+        pack(samples(), tmp_path / "c")
+
+
+def test_load_may_have_another_cache_packed(tmp_path):
+    first = pack([{"x": n} for n in range(4)], tmp_path / "first", workers=0)
+    second = MadeOf(MadeOf(first, tmp_path / "second"), tmp_path / "third")
+
+    assert [sample["x"] for sample in second] == [0, 1, 2, 3]
+
+
+def test_a_thread_that_makes_no_samples_waits_for_the_one_that_does(tmp_path):
+    first = pack([{"x": n} for n in range(4)], tmp_path / "first", workers=0)
+
+    with ThreadPoolExecutor(3) as threads:
+        lengths = threads.map(lambda _: len(MadeOf(first, tmp_path / "c")), range(3))
+
+        assert list(lengths) == [4, 4, 4]
+    assert open_cache(tmp_path / "c")[3]["x"] == 3
