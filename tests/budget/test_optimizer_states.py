@@ -10,6 +10,7 @@ from loaderkit.budget.step import optimizer_states
 from loaderkit.budget.step.allocation_log import Log
 from loaderkit.budget.step.fake_tensors import fake_like
 from loaderkit.budget.step.optimizer_states import OptimizerStates
+from loaderkit.budget.step.state_snapshots import Snapshots
 from loaderkit.budget.step.tracker import Tracker
 
 OPTIONS = {
@@ -68,7 +69,7 @@ def given_states(states, cls, reals, options):
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [torch.nn.Parameter(fake_like(mode, real)) for real in reals]
     optimizer = cls(fakes, lr=1e-3, **options)
-    with Tracker(mode, Log()):
+    with Tracker(mode, Log(), snapshots=Snapshots()):
         states.give(optimizer)
     assert all(fake.grad is None for fake in fakes)
     return optimizer

@@ -19,7 +19,7 @@ from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.fake_tensors import without_torch_logging
 from loaderkit.budget.step.measure import has_one_storage, real_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
-from loaderkit.budget.step.users_state import users_state_kept
+from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def runs_within(
         with (
             warnings.catch_warnings(),
             preserve_random_states(),
-            users_state_kept(model, step.loss, with_values=True),
+            preserve_users_state(model, step.loss, with_values=True),
             without_torch_logging(),
             _BoundedMode(limit_bytes),
         ):

@@ -22,7 +22,7 @@ from loaderkit.budget.step.train_step import (
     make_optimizer,
     run_step,
 )
-from loaderkit.budget.step.users_state import users_state_kept
+from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.nests import flatten_tensors, map_tensors
 from loaderkit.randomness import preserve_random_states
 
@@ -64,7 +64,7 @@ def measure_step(model: torch.nn.Module, batch: object, step: Step) -> dict[Phas
     with (
         warnings.catch_warnings(),
         preserve_random_states(),
-        users_state_kept(model, step.loss, with_values=True),
+        preserve_users_state(model, step.loss, with_values=True),
         memory_profile() as profiled,
     ):
         warnings.simplefilter("ignore")

@@ -2,8 +2,8 @@
 
 Of the model, of the batch, and of the loss with all that it reaches: a loss may have
 parameters (ArcFace), a teacher or a running mean, or be a function that uses the model.
-What cannot be copied, such as a global that ``forward`` reads, is put back as it was:
-tensors here, containers and attributes in ``users_state``.
+What cannot be copied, such as a global that ``forward`` reads, is put back as it was
+(``users_state``).
 """
 
 from __future__ import annotations
@@ -267,34 +267,3 @@ def is_of_library(kind: type) -> bool:
     except (TypeError, OSError):
         # Built in, or written at a prompt: classes of "__main__" are the user's.
         return kind.__module__ != "__main__"
-
-
-class KeptAsTheyWere:
-    """Puts tensors of the user's back as they were before a step used them.
-
-    They are reached where nothing can be copied: by the globals of a ``forward``, or by
-    code of a library.
-    """
-
-    def __init__(self) -> None:
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def note_gradient(self, tensor: torch.Tensor) -> None:
-        """Remember the gradient of a tensor, which the backward pass may change."""
-        if tensor.requires_grad and tensor.is_leaf:
-            self._gradients.append((tensor, tensor.grad))
-
-    def note_values(self, tensor: torch.Tensor) -> None:
-        """Remember the values of a tensor that is about to be written to."""
-        if not any(noted is tensor for noted, _ in self._values):
-            self._values.append((tensor, tensor.detach().clone()))
-
-    def restore(self) -> None:
-        """Put all of them back."""
-        for tensor, gradient in self._gradients:
-            tensor.grad = gradient
-        with torch.no_grad():
-            # Of two views of the same memory the first was noted before any change.
-            for tensor, values in reversed(self._values):
-                tensor.copy_(values)

@@ -30,7 +30,7 @@ from loaderkit.budget.step.fake_tensors import (
 )
 from loaderkit.budget.step.step_copies import StepCopies, step_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
-from loaderkit.budget.step.users_state import users_state_kept
+from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 from loaderkit.randomness import preserve_random_states
@@ -131,7 +131,7 @@ def find_error_without_memory(
         # Compiled code fails with errors of its own on anything but real tensors.
         return None
     # Before the copies are made, so that they use empty caches too.
-    with users_state_kept(model, step.loss, with_values=True):
+    with preserve_users_state(model, step.loss, with_values=True):
         return _find_error_of_copies(model, batch, step)
 
 

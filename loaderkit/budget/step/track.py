@@ -42,7 +42,7 @@ from loaderkit.budget.step.train_step import (
     run_step,
 )
 from loaderkit.budget.step.unseen_memory import add_formulas, add_workspaces
-from loaderkit.budget.step.users_state import users_state_kept
+from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.library_files import is_library_file
 from loaderkit.nests import flatten_tensors
 from loaderkit.randomness import preserve_random_states
@@ -97,8 +97,10 @@ def track_step(
         if begun is not None:
             begun.append(log)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        tracker = Tracker(fake, log, assumed=assumed, values=values)
-        with users_state_kept(model, step.loss):
+        with preserve_users_state(model, step.loss) as snapshots:
+            tracker = Tracker(
+                fake, log, snapshots=snapshots, assumed=assumed, values=values
+            )
             is_like_later_steps = _track_once(
                 model, batch, step, tracker, give_state=give_state
             )
@@ -155,7 +157,6 @@ def _track_once(
         stack.enter_context(without_torch_logging())
         stack.enter_context(_function_modes(step, tracker))
         stack.enter_context(_modules_named(twin, step, tracker))
-        stack.callback(tracker.restore_captured)
         stack.enter_context(tracker)
         has_state = give_state and _give_state(copies, optimizer, tracker)
         if not has_state:

@@ -41,7 +41,6 @@ from loaderkit.budget.step.shape_rules import (
     without_unasked_gradients,
 )
 from loaderkit.budget.step.sparse_fakes import SparseFakes
-from loaderkit.budget.step.step_copies import KeptAsTheyWere
 from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.call_arguments import Args, Kwargs
     from loaderkit.budget.step.kernel_calls import KernelCall
     from loaderkit.budget.step.real_values import RealValues, Value
+    from loaderkit.budget.step.state_snapshots import Snapshots
 
 _aten = torch.ops.aten
 _SMALL_BYTES = 1 << 18
@@ -136,11 +136,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake: FakeTensorMode,
         log: Log,
         *,
+        snapshots: Snapshots,
         assumed: Assumed = MOST,
         values: RealValues | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.fake, self.log, self.values = fake, log, values
+        self._snapshots = snapshots
+        """Gets the tensors of the user's that the step comes across."""
         self._share_chosen = assumed.share
         self._scalars = AssumedScalars(assumed)
         self._counts = CountBounds()
@@ -174,7 +177,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Numbers of storages that were there before, but nobody named."""
         self._parameters_of_others: list[torch.nn.Parameter] = []
         """Parameters that are read, and are not the model's."""
-        self._kept = KeptAsTheyWere()
         self._before = {part: self._begin(part) for part in _PARTS_BEFORE}
         """Numbers of the events that stand for what was there before."""
 
@@ -310,8 +312,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     part = "parameters"
                     self._parameters_of_others.append(component)
                 self._captured.add(self._log_made(storage, part))
-                if not isinstance(component, FakeTensor):
-                    self._kept.note_gradient(component)
+                is_real = not isinstance(component, FakeTensor)
+                if is_real and component.requires_grad and component.is_leaf:
+                    # Others may have been made in the step, and end in it.
+                    self._snapshots.note_tensor(component)
 
     def move_captured_to_beginning(self) -> None:
         """Log what was there before the step as it was: from the beginning on."""
@@ -320,10 +324,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = self.log.events[before].change + self.log.events[number].change
             self.log.events[before] = Event(before, size)
             self.log.events[number] = Event(number, 0)
-
-    def restore_captured(self) -> None:
-        """Put what the step read, and nobody copied, back as it was."""
-        self._kept.restore()
 
     def note_resized(self, tensors: Iterable[torch.Tensor]) -> None:
         """Log storages that were resized without an operator.
@@ -502,12 +502,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._overwritten:
             args, kwargs = tree_map(self._fake_if_overwritten, (args, kwargs))
         written = written_tensors(func, args, kwargs)
-        if not any(_is_real(tensor) for tensor in written):
+        if all(map(_is_fake, written)):
             return args, kwargs
         if not any(map(_is_fake, tree_iter((args, kwargs)))):
             for tensor in written:
                 if self._is_users(tensor):
-                    self._kept.note_values(tensor)
+                    self._snapshots.note_values(tensor)
             return args, kwargs
         fakes = {
             id(tensor): self._fake_in_place_of(tensor, is_trained=False)
@@ -522,9 +522,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_users(self, tensor: torch.Tensor) -> bool:
         """Tell whether a tensor was there before the step: the batch's, or captured."""
-        if not has_one_storage(tensor):
-            return False
-        storage = self.live.get(tensor.untyped_storage()._cdata)
+        is_dense = has_one_storage(tensor)
+        component = tensor if is_dense else self._parts_of_sparse(tensor)[-1]
+        storage = self.live.get(component.untyped_storage()._cdata)
         owner = None if storage is None else self.log.owners.get(storage.number)
         return owner in {"batch", "captured", "parameters"}
 
