@@ -74,8 +74,7 @@ def _why_part_unsendable(name: str, part: Any) -> str:
     try:
         named_objects = named_in_pickle(part)
     except Exception as error:  # noqa: BLE001 - any class may refuse in any way
-        attributes = getattr(part, "__dict__", {})
-        inside = {f"{name}.{key}": attributes[key] for key in attributes}
+        inside = {f"{name}.{key}": value for key, value in _sent_state(part).items()}
         text = f"{name}: {type(error).__name__}: {error}"
         return _why_parts_unsendable(inside) or text
     for named in named_objects:
@@ -83,6 +82,25 @@ def _why_part_unsendable(name: str, part: Any) -> str:
         if reason:
             return f"{name}: {reason}"
     return ""
+
+
+def _sent_state(part: Any) -> Mapping[str, Any]:
+    """Give the attributes of an object that its pickle has, by name.
+
+    Not its ``__dict__``: an object may leave out of its pickle what cannot be sent.  Of
+    one whose class cannot be named there is none, since no attribute is to blame.
+    """
+    try:
+        ForkingPickler.dumps(type(part))
+        reduced = part.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - it runs code of the user's objects
+        return {}
+    state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+    if isinstance(state, Sent):
+        state = state.value
+    if isinstance(state, tuple) and len(state) == 2:  # of a class with slots
+        state = state[1]
+    return state if isinstance(state, dict) else {}
 
 
 class NotReceived:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from loaderkit import SafeDataset
 from loaderkit.memory import shm_batch
 from loaderkit.sending import can_fork, why_unsendable
 
@@ -197,3 +198,76 @@ def test_more_tensors_than_open_files_are_sent_and_still_share_memory(tmp_path):
 
     wanted = str(list(range(400)))
     assert run.stdout.splitlines() == [wanted] * 3 + ["20000 0.0"], run.stderr
+
+
+class LeavesOut:
+    """Has what cannot be sent, and leaves it out of its pickle."""
+
+    def __init__(self):
+        self.lock, self.number = threading.Lock(), 3
+
+    def __getstate__(self):
+        return {"number": self.number}
+
+
+class Slotted:
+    """Has no ``__dict__``."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+def of_local_class(base, *arguments):
+    """Give an object of a class that pickle cannot name."""
+
+    class Local(base):
+        pass
+
+    return Local(*arguments)
+
+
+class Counting(SafeDataset):
+    """Four samples."""
+
+    def keys(self):
+        return range(4)
+
+    def load(self, number):
+        return {"x": torch.full((2,), float(number))}
+
+
+def opened(base, folder):
+    """Give a dataset that has mapped files and locks, which it does not send."""
+    dataset = of_local_class(base, None, folder / "c")
+    assert len(dataset) == 4
+    assert dataset[0]["x"].sum() == 0
+    return dataset
+
+
+UNSENDABLE = {
+    "local class": lambda _: of_local_class(Holder, 3),
+    "local class that leaves out": lambda _: of_local_class(LeavesOut),
+    "held local class": lambda _: Holder(of_local_class(LeavesOut)),
+    "beside what is left out": lambda _: Holder([LeavesOut(), lambda: None]),
+    "slots": lambda _: Slotted(threading.Lock()),
+    "slots of a local class": lambda _: of_local_class(Slotted, 3),
+    "opened dataset": lambda folder: opened(Counting, folder),
+    "held dataset": lambda folder: Holder(opened(Counting, folder)),
+}
+
+
+@pytest.mark.parametrize("name", UNSENDABLE)
+def test_what_is_said_to_be_in_the_way_is_what_pickle_stumbles_over(tmp_path, name):
+    thing = UNSENDABLE[name](tmp_path)
+    with pytest.raises((AttributeError, pickle.PicklingError, TypeError)) as refusal:
+        ForkingPickler.dumps(thing)
+
+    reason = why_unsendable({"dataset": thing}, "spawn")
+
+    assert str(refusal.value) in reason
+
+
+def test_what_an_object_leaves_out_of_its_pickle_is_not_in_the_way():
+    assert why_unsendable({"dataset": Holder(LeavesOut())}, "spawn") == ""
