@@ -119,7 +119,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
                     hints=_keyword_hints(function, args),
                 ) from None
             del error
-            raise _refuse_call(caller, function, signature, refused) from None
+            raise _refuse_call(caller, function, signature, refused, args) from None
 
     return with_suggestions
 
@@ -167,8 +167,17 @@ def _refuse_call(
     function: Callable[..., Any],
     signature: inspect.Signature,
     error: TypeError,
+    args: tuple[Any, ...],
 ) -> OptionError:
-    """Make the error for a call with too many arguments, or too few."""
+    """Make the error for a call with too many arguments, or too few.
+
+    Args:
+        caller: What was called, as its caller wrote it.
+        function: It.
+        signature: Its.
+        error: What Python says of the call.
+        args: What was given by position, with ``self`` of a method.
+    """
     parameters = [
         parameter
         for parameter in signature.parameters.values()
@@ -190,11 +199,24 @@ def _refuse_call(
         if others:
             why += "; the others by name"
     fix = f"{caller}({', '.join(required)})"
+    too_many = args[len(signature.parameters) - len(parameters) + len(by_position) :]
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if too_many and len(too_many) <= len(by_name):
+        # In the order in which the function names them: probably so they were meant.
+        pairs = zip(by_name, too_many, strict=False)
+        named = [f"{name}={_as_code(value)}" for name, value in pairs]
+        fix = f"{caller}({', '.join([*by_position, *named])})"
     hint = CALL_HINTS.get(function.__qualname__.removesuffix(".__init__"))
     if hint:
         fix = hint.fix
         why = hint.why or why
     return OptionError(message, why=why, fix=fix)
+
+
+def _as_code(value: object) -> str:
+    """Write a value as a caller would; "..." for what is no number, truth or text."""
+    is_short = isinstance(value, bool | int | float | str | None)
+    return show_value(value) if is_short else "..."
 
 
 def _names_without_default(parameters: Iterable[inspect.Parameter]) -> list[str]:

@@ -491,6 +491,31 @@ _DATASET: Mapping[str, Hint] = {
     ),
 }
 
+_OPEN_CACHE: Mapping[str, Hint] = {
+    **{
+        name: hint
+        for name, hint in _DATASET.items()
+        if name not in {"follow_batch", "exclude_keys", "path"}
+    },
+    **_hints(
+        "root processed_dir save_to folder dir name cache input_dir remote url",
+        Hint("open_cache('molecules.lk')", "the path or URL is the first argument"),
+    ),
+    **_hints("cache_dir local_dir", Hint('mirror="/local/disk/mirror"', _MIRRORED)),
+    **_hints(
+        "raw_dir data_dir data_files raw",
+        Hint("open_cache(path)", "what is packed is read, and no raw files"),
+    ),
+    **_hints(
+        "force_reload force rebuild overwrite num_workers workers num_proc n_jobs "
+        "compression shard_bytes track_files executor packing",
+        Hint(
+            "pack(samples, path, overwrite=True, workers=4)",
+            "a cache is opened as it was packed",
+        ),
+    ),
+}
+
 _GRAPH_DATASET: Mapping[str, Hint] = {
     **{
         name: hint
@@ -503,10 +528,15 @@ _GRAPH_DATASET: Mapping[str, Hint] = {
     ),
 }
 
+_RUNS: Mapping[str, Hint] = _hints(
+    "runs times iterations iters repeat repeats n steps loops num_epochs max_epochs",
+    Hint("epochs=8"),
+)
+
 _GROWTH: Mapping[str, Hint] = {
     **_hints("threshold max_growth atol", Hint("tolerance=16384, or limit='1MiB'")),
     **_hints("function_args args kwargs", Hint("lambda: function(1, 2)")),
-    **_hints("runs times iterations repeat n", Hint("epochs=8")),
+    **_RUNS,
     **_hints("fun func callable", Hint("assert_no_leak(function)")),
     # psutil's tests of leaks, which became the package psleak
     **_hints(
@@ -645,10 +675,11 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
     "build_loader": _BUILD_LOADER,
     "pack": _PACK,
     "extend": _EXTEND,
-    "open_cache": _DATASET,
+    "open_cache": _OPEN_CACHE,
     "SafeDataset": _DATASET,
     "SafeGraphDataset": _GRAPH_DATASET,
     "LeakDetector": _DETECTOR,
+    "run": _RUNS,  # of LeakDetector
     "assert_no_leak": _GROWTH,
     "estimate_step": {**_STEP, "device": Hint('target="cuda"')},
     "LeakCallback": {
@@ -691,7 +722,7 @@ KEYWORDS: Mapping[str, Mapping[str, Hint]] = {
         **_hints(
             "probabilities seed stopping_strategy",
             Hint(
-                "sampler=torch.utils.data.WeightedRandomSampler(weights, count)",
+                "build_loader(both, sampler=WeightedRandomSampler(weights, count))",
                 "samples are joined one after the other; what is drawn is the loader's",
             ),
         ),
@@ -851,11 +882,31 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("create", "build", "convert", "make", "prepare"), "use 'pack'"),
     **dict.fromkeys(("run", "monitor", "leaks", "leak", "profile"), "use 'watch'"),
     **dict.fromkeys(("diagnose", "oom", "why"), "use 'explain'"),
-    **dict.fromkeys(("estimate", "fit", "batch", "predict"), "use 'plan'"),
+    **dict.fromkeys(
+        ("estimate", "fit", "batch", "predict", "budget", "memory", "peak", "size"),
+        "use 'plan'",
+    ),
     **dict.fromkeys(("env", "environment", "system", "debug"), "use 'doctor'"),
     **dict.fromkeys(("example", "tutorial", "try", "bench"), "use 'demo'"),
 }
 """What to say of a command that the command line does not have."""
+
+ON_LEAK: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("ignore", "none", "null", "false", "silent", "pass", "off", "skip", "report"),
+        "lambda report: None",
+    ),
+    **dict.fromkeys(
+        ("log", "logging", "logger", "info"), "logging.getLogger(__name__).warning"
+    ),
+    **dict.fromkeys(("print", "stdout", "show"), "print"),
+    **dict.fromkeys(("exit", "stop", "abort"), "lambda report: sys.exit(str(report))"),
+    **dict.fromkeys(("warning", "warnings", "default", "always"), '"warn"'),
+    **dict.fromkeys(
+        ("error", "exception", "fail", "assert", "throw", "true", "strict"), '"raise"'
+    ),
+}
+"""What does on a leak what other programs call so, in small letters, as code."""
 
 DEVICES: Mapping[str, str] = {
     **dict.fromkeys(("gpu", "gpus", "nvidia", "rocm", "amd"), "cuda"),

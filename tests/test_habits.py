@@ -1,11 +1,14 @@
 """Names and things from other libraries work, or are answered with what we have."""
 
+import ast
 import copy
 import inspect
+import logging
 import multiprocessing
 import operator
 import pickle
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -40,6 +43,7 @@ from loaderkit.arguments import nearest_name
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.datasets.absent import CONSTRUCTORS
+from loaderkit.datasets.open import BatchKeywords
 from loaderkit.errors import (
     DatasetError,
     LoaderError,
@@ -57,6 +61,7 @@ from loaderkit.habits import (
     KEYWORDS,
     LOADER,
     OF_OTHER_LIBRARIES,
+    ON_LEAK,
     SIZE_NAMES,
     reader_of,
 )
@@ -68,6 +73,7 @@ CALLS = {
     "build_loader": (build_loader, (SAMPLES,), LoaderOptions),
     "pack": (pack, (SAMPLES, "never.lk"), None),
     "extend": (extend, ("never.lk", SAMPLES), None),
+    "open_cache": (open_cache, ("never.lk",), BatchKeywords),
     "SafeDataset": (SafeDataset, (), None),
     "SafeGraphDataset": (SafeGraphDataset, (), None),
     "LeakDetector": (LeakDetector, (), None),
@@ -82,7 +88,9 @@ CALLS = {
 def keywords_of(name):
     function, _, options = CALLS[name]
     names = set(inspect.signature(function).parameters) - {"options"}
-    if options is not None:
+    if options is BatchKeywords:
+        names |= set(BatchKeywords.__annotations__)
+    elif options is not None:
         names |= set(inspect.signature(options).parameters)
     return names
 
@@ -100,6 +108,17 @@ def error_of_keyword(name, keyword):
 
 def calls_with_keywords(names_of):
     return [(name, keyword) for name in CALLS for keyword in sorted(names_of(name))]
+
+
+def test_every_call_at_the_front_door_with_answers_is_asked_for_them():
+    others = {"concat", "push", "pull", "MicroBatcher", "transactional_step"}
+    at_the_door = {name for name in KEYWORDS if hasattr(loaderkit, name)}
+
+    assert at_the_door - others <= {*CALLS}
+    for name in others:
+        taken = inspect.signature(getattr(loaderkit, name)).parameters
+        advised = [re.match(r"(\w+)=", hint.fix) for hint in KEYWORDS[name].values()]
+        assert {found[1] for found in advised if found} <= {*taken}
 
 
 @pytest.mark.parametrize(
@@ -139,8 +158,7 @@ def test_an_option_of_another_call_of_ours_is_answered_with_who_has_it(name):
         call = answer.why.removesuffix(" has it")
         assert call != answer.why, f"{keyword} is not in _HOMES of habits.py"
         assert answer.fix.startswith(f"{call}("), (keyword, answer)
-        names = {"open_cache": "SafeDataset"}.get(call, call)
-        assert keyword in keywords_of(names) | keywords_of("SafeGraphDataset")
+        assert keyword in keywords_of(call) | keywords_of("SafeGraphDataset")
 
 
 @pytest.mark.parametrize("size", sorted(SIZE_NAMES))
@@ -674,6 +692,41 @@ def test_a_call_with_more_or_fewer_arguments_is_answered_with_one_that_works(nam
     assert raised.value.why
 
 
+BY_NAME = {
+    "LeakDetector.run": lambda *rest: LeakDetector("cpu").run(list, *rest),
+    "open_cache": lambda *rest: open_cache("never.lk", *rest),
+    "LeakDetector": lambda *rest: LeakDetector("cpu", *rest),
+    "inspect_cache": lambda *rest: inspect_cache("never.lk", *rest),
+}
+"""Calls that take some arguments by name alone, given more by position."""
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("value", [3, None, "text", True, torch.ones(3)])
+def test_an_argument_by_position_is_answered_with_the_name_it_takes(name, value):
+    with pytest.raises(OptionError, match="too many positional arg") as raised:
+        BY_NAME[name](value)
+
+    assert isinstance(raised.value, TypeError)
+    call = ast.parse(raised.value.fix, mode="eval").body
+    assert ast.unparse(call.func) == name
+    keyword = call.keywords[0]
+    assert len(call.keywords) == 1
+    parameters = inspect.signature(operator.attrgetter(name)(loaderkit)).parameters
+    assert parameters[keyword.arg].kind is inspect.Parameter.KEYWORD_ONLY
+    if not isinstance(value, torch.Tensor):
+        assert ast.literal_eval(keyword.value) == value
+
+
+@pytest.mark.parametrize("word", [*ON_LEAK, "Ignore", None, False])
+def test_what_others_call_the_reaction_to_a_leak_is_answered(word):
+    with pytest.raises(OptionError, match="on_leak must be 'raise', 'warn'") as raised:
+        LeakDetector("cpu", on_leak=word)
+
+    names = {"logging": logging, "sys": sys}
+    LeakDetector("cpu", **eval(f"dict({raised.value.fix})", names))
+
+
 def test_every_call_with_an_answer_is_one_that_is_refused():
     assert CALLED_WRONGLY.keys() == CALL_HINTS.keys()
 
@@ -711,6 +764,18 @@ def test_a_url_with_a_slash_too_few_is_answered_with_the_url(written):
         open_cache(written)
 
     assert raised.value.fix == "open_cache('s3://bucket/rows')"
+
+
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_a_url_of_a_file_with_one_slash_is_answered_with_three(tmp_path, scheme):
+    path = pack([1, 2], tmp_path / "c").cache
+    url = f"{scheme}:{path}"
+    with pytest.raises(LoaderkitError, match="a URL begins with ://") as raised:
+        open_cache(url)
+    with pytest.raises(OptionError, match="a URL begins with ://"):
+        pack([1, 2], url)
+
+    assert list(eval(raised.value.fix)) == [1, 2]
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)

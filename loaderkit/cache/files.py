@@ -503,9 +503,13 @@ def url_meant_by(path: str | os.PathLike[str]) -> str | None:
     looks_remote = re.search(
         r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", os.fspath(path)
     )
-    if looks_remote is None or exists(Path(path)):
+    # A URL of a file has three slashes, or one (RFC 8089); "file/..." is a folder.
+    looks_local = re.search(r"(?:^|/)(?:file|local):(/.+)", os.fspath(path))
+    if exists(Path(path)):
         return None
-    return f"{looks_remote[2]}://{looks_remote[3]}"
+    if looks_remote is not None:
+        return f"{looks_remote[2]}://{looks_remote[3]}"
+    return None if looks_local is None else f"file://{looks_local[1]}"
 
 
 def _caches_named_like(path: Path) -> list[Path]:

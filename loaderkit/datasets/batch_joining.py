@@ -37,6 +37,9 @@ from loaderkit.joining import check_no_keys, join
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
@@ -100,11 +103,12 @@ class BatchJoining(SampleReading[T]):
         """
         return LazySamples.of(self, normalize_indices(rows, len(self)), page_locked)
 
-    def batch(self, rows: Sequence[int] | Ints) -> Any:
+    def batch(self, rows: Sequence[int] | NDArray[Any] | slice | Tensor) -> Any:
         """Gather a batch from the cache in one go.
 
         Args:
-            rows: Rows of the batch, at least one, in any order, repeats allowed.
+            rows: Rows of the batch, at least one, in any order, repeats allowed; or a
+                slice, or a mask ``[len(dataset)]``.
 
         Returns:
             The samples' nest with a batch at each leaf; every tensor is new.
@@ -243,7 +247,7 @@ class BatchJoining(SampleReading[T]):
                 return
         state.checked_pad_value = pad_value
 
-    def _checked_rows(self, rows: Sequence[int] | Ints) -> Ints:
+    def _checked_rows(self, rows: object) -> Ints:
         """Check the rows of a batch."""
         if is_single_index(rows):
             message = f"batch takes the rows of one batch, got {rows}."
@@ -285,6 +289,11 @@ class BatchJoining(SampleReading[T]):
         follow_batch: Collection[str] = (),
         exclude_keys: Collection[str] = (),
     ) -> Any:
+        if not samples:
+            message = "A batch needs at least one sample, got none."
+            why = "nothing says how no samples are joined"
+            fix = "leave empty lists out, in what chooses the rows of a batch"
+            raise DatasetError(message, why=why, fix=fix)
         if self.transform is not None and all(sample is None for sample in samples):
             message = "The transform returned None for all samples of a batch."
             why = "what it returns is the sample"

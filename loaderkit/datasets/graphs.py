@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+    from torch import Tensor
     from torch_geometric.data.data import BaseData
 
     from loaderkit.array_types import Ints
@@ -101,7 +103,7 @@ class GraphDataset(BaseDataset[T]):
 
     def batch(
         self,
-        rows: Sequence[int] | Ints,
+        rows: Sequence[int] | NDArray[Any] | slice | Tensor,
         *,
         follow_batch: Collection[str] | None = None,
         exclude_keys: Collection[str] | None = None,
@@ -109,7 +111,8 @@ class GraphDataset(BaseDataset[T]):
         """Gather a batch from the cache in one go.
 
         Args:
-            rows: Rows of the batch, at least one, in any order, repeats allowed.
+            rows: Rows of the batch, at least one, in any order, repeats allowed; or a
+                slice, or a mask ``[len(dataset)]``.
             follow_batch: Fields that get a ``_batch`` vector; the dataset's if None.
             exclude_keys: Fields left out; the dataset's if None.
 

@@ -6,7 +6,7 @@ What they do is in base.py and graphs.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from typing_extensions import TypeVar
 
@@ -61,6 +61,30 @@ class SafeDataset(BaseDataset[T]):
             number, or nothing is padded.
     """
 
+    @overload
+    def map(
+        self,
+        function: Callable[[T], Any],
+        with_indices: Literal[False] = False,  # noqa: FBT002 -- as below
+        *,
+        remove_columns: str | Collection[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        overwrite: bool = False,
+        version: str | int = "",
+    ) -> SafeDataset[Any]: ...
+    @overload
+    def map(
+        self,
+        function: Callable[[T, int], Any],
+        with_indices: Literal[True],
+        *,
+        remove_columns: str | Collection[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        workers: int | None = None,
+        overwrite: bool = False,
+        version: str | int = "",
+    ) -> SafeDataset[Any]: ...
     def map(
         self,
         function: Callable[..., Any],

@@ -7,7 +7,7 @@ makes new samples; it packs them into a cache of their own.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 import numpy as np
 import torch
@@ -114,6 +114,22 @@ class RowSelection(Generic[T]):
             rows_of_shard += 1
         return self.index_select(slice(start, start + rows_of_shard))
 
+    @overload
+    def shuffle(
+        self,
+        return_perm: Literal[False] = False,  # noqa: FBT002 -- as below
+        *,
+        seed: int | None = None,
+        generator: np.random.Generator | torch.Generator | None = None,
+    ) -> Self: ...
+    @overload
+    def shuffle(
+        self,
+        return_perm: Literal[True],
+        *,
+        seed: int | None = None,
+        generator: np.random.Generator | torch.Generator | None = None,
+    ) -> tuple[Self, torch.Tensor]: ...
     def shuffle(
         self,
         return_perm: bool = False,  # noqa: FBT001, FBT002 -- as PyG has it
@@ -189,6 +205,16 @@ class RowSelection(Generic[T]):
         remaining = order[test : test + train]
         return Split(train=self.subset(remaining), test=self.subset(order[:test]))
 
+    @overload
+    def filter(
+        self,
+        function: Callable[[T], object],
+        with_indices: Literal[False] = False,  # noqa: FBT002 -- as below
+    ) -> Self: ...
+    @overload
+    def filter(
+        self, function: Callable[[T, int], object], with_indices: Literal[True]
+    ) -> Self: ...
     def filter(
         self,
         function: Callable[..., Any],

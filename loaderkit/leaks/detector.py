@@ -19,6 +19,7 @@ from loaderkit.arguments import (
     suggest_keywords,
 )
 from loaderkit.errors import LeakWarning, NotJudgedWarning, OptionError
+from loaderkit.habits import ON_LEAK
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.epoch_functions import (
     check_epoch_function,
@@ -116,7 +117,7 @@ class LeakDetector:
         if callable(on_leak):
             check_callable("on_leak", on_leak, "print", "report")
         else:
-            check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
+            _check_reaction(on_leak)
         if every is not None:
             check_integer("every", every, least=1)
         given: object = device
@@ -419,6 +420,22 @@ def _limit_bytes(limit: int | str) -> int:
         why = "any process uses more"
         raise OptionError(message, why=why, fix="limit='8 GiB'")
     return limit_bytes
+
+
+def _check_reaction(on_leak: object) -> None:
+    """Refuse what says nothing of what to do about a leak, with what was meant.
+
+    Raises:
+        OptionError: It is neither "raise" nor "warn".
+    """
+    meant = ON_LEAK.get(str(on_leak).lower())
+    if meant is None or on_leak == "warn":
+        check_choice("on_leak", on_leak, ("raise", "warn"), "a function")
+        return
+    message = (
+        f"on_leak must be 'raise', 'warn' or a function, got {show_value(on_leak)}."
+    )
+    raise OptionError(message, why="it is none of them", fix=f"on_leak={meant}")
 
 
 def _warmup_epochs(warmup: object) -> int | None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import pytest
 
+from loaderkit.habits import KEYWORDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -339,6 +341,10 @@ def _read_settings(item: pytest.Item) -> _Settings:
     return _Settings(values, of_ini_file, ini_file)
 
 
+_HINTS = {**KEYWORDS["LeakDetector"], **KEYWORDS["assert_no_leak"]}
+"""What is said of keywords of other tools."""
+
+
 def _check_arguments(mark: pytest.Mark) -> None:
     """Fail a test whose marker has arguments that it does not take."""
     unknown = set(mark.kwargs) - set(_OPTIONS)
@@ -348,7 +354,12 @@ def _check_arguments(mark: pytest.Mark) -> None:
     near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
     meant = sorted(name for matches in near for name in matches)
     fix = f"@pytest.mark.{MARK}(epochs=12), or without brackets"
-    if meant:
+    hints = [_HINTS[name].fix for name in sorted(unknown) if name in _HINTS]
+    settings = [hint for hint in hints if hint.partition("=")[0] in _OPTIONS]
+    if settings:
+        setting, _, _ = settings[0].partition(", or ")
+        fix = f"@pytest.mark.{MARK}({setting})"
+    elif meant:
         fix = f"did you mean {', '.join(meant)}?"
     elif mark.args:
         fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"

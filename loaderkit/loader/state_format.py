@@ -275,14 +275,17 @@ def _grown_since(state: Mapping[str, Any], expected: ExpectedState) -> LoaderErr
     )
     if state["batches"] or state.get("ahead"):
         why = "it stands in the middle of an epoch, whose order is that of all its "
-        why += "samples; some were added since, as by extend()"
+        why += "samples; probably some were added since, as by extend(), or this is "
+        why += "another choice of rows"
         epoch = "state['epoch'] + 1"
     else:
-        why = "some were added since, as by extend(); it stands between two epochs, "
+        why = "probably some were added since, as by extend(), or this is another "
+        why += "choice of rows; it stands between two epochs, "
         why += "and the next one can have all of them"
         epoch = "state['epoch']"
     fix = f"begin an epoch of all: loader.set_epoch({epoch}), in a loader built with "
-    fix += f"seed={state['seed']}; or load it with a copy of the cache from before"
+    fix += f"seed={state['seed']}; or load it with the rows, or the copy of the cache, "
+    fix += "from before"
     return LoaderError(message, why=why, fix=fix)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch_geometric.data import Data
 
 import loaderkit
 from loaderkit.datasets.compact_keys import compact_keys
@@ -193,3 +194,24 @@ def test_none_is_kept_as_the_fix_says(tmp_path):
     packed = loaderkit.pack([{"value": None}] * 2, tmp_path / "c.lk", workers=0)
 
     assert packed[1] == {"value": None}
+
+
+JOINED = {
+    "samples in memory": [{"x": torch.ones(2)}] * 2,
+    "texts": ["a", "b"],
+    "numbers": [1, 2],
+    "graphs": [Data(x=torch.ones(2, 1))] * 2,
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_batch_of_no_samples_is_told_as_one(name, tmp_path):
+    packed = loaderkit.pack(JOINED[name], tmp_path / "c", workers=0)
+    transformed = loaderkit.open_cache(tmp_path / "c", transform=lambda sample: sample)
+
+    for dataset in (packed, packed[:1], transformed, packed + packed):
+        with pytest.raises(DatasetError, match="needs at least one sample, got none"):
+            dataset.collate([])
+    for dataset in (packed, packed[:1], transformed):
+        with pytest.raises(DatasetError, match="needs at least one"):
+            dataset.collate(dataset.__getitems__([]))

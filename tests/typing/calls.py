@@ -154,3 +154,29 @@ def counters() -> None:
     assert_type(sample.values["anonymous"], int)
     sample.get("maloc")  # type: ignore[arg-type]
     sample.values["free"]  # type: ignore[index]
+
+
+class Clips(loaderkit.SafeDataset[dict[str, torch.Tensor]]):
+    """Clips of sound."""
+
+
+def right_choices_of_rows(clips: Clips) -> None:
+    assert_type(clips.shuffle(seed=0), Clips)
+    assert_type(clips.shuffle(True), tuple[Clips, torch.Tensor])
+    assert_type(clips.filter(lambda clip: clip["x"].sum() > 0), Clips)
+    assert_type(clips.filter(lambda clip, row: row > 2, with_indices=True), Clips)
+    louder = clips.map(lambda clip: {"x": clip["x"] * 2}, cache="louder.lk")
+    assert_type(louder, loaderkit.SafeDataset[Any])
+    clips.map(lambda clip, row: {"row": row}, True, workers=2, overwrite=True)
+    clips.batch([0, 2])
+    clips.batch(range(3))
+    clips.batch(slice(0, 3))
+    clips.batch(np.array([True, False]))
+    clips.batch(torch.tensor([0, 2]))
+
+
+def wrong_choices_of_rows(clips: Clips) -> None:
+    clips.shuffle(sed=0)  # type: ignore[call-overload]
+    clips.filter(lambda clip: clip["x"], with_index=True)  # type: ignore[call-overload]
+    clips.map(len, num_proc=2)  # type: ignore[call-overload]
+    clips.batch(3)  # type: ignore[arg-type]
