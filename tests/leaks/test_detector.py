@@ -202,7 +202,9 @@ def test_a_limit_below_what_is_used_already_is_refused():
         LeakDetector("cpu", limit="1 MiB").run(flat_epoch(), epochs=10)
 
     size = raised.value.fix.partition("=")[2].strip("'")
-    assert LeakDetector("cpu", limit=size).run(flat_epoch(), epochs=6).ok
+    # Six epochs were too few in about one process of ten: what is freed becomes pages
+    # that malloc keeps, until it gives the same ones out again.  It asked for 14.
+    assert LeakDetector("cpu", limit=size).run(flat_epoch(), epochs=30).ok
 
 
 @pytest.mark.slow

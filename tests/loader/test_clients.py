@@ -3,12 +3,12 @@
 import collections
 import heapq
 import marshal
-import multiprocessing
 
 import clients
 import numpy as np
 import pytest
 import torch
+from fresh_process import CONTEXT
 from torch.utils.data import DataLoader, Dataset
 
 from loaderkit import SafeGraphDataset, build_loader, open_cache, pack
@@ -82,12 +82,11 @@ def test_workers_see_it_too(packed):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_spawned_workers_see_it_too(packed):
+def test_workers_that_are_sent_all_by_pickle_see_it_too(packed):
     row = clients.Row("dicts", "subset", "DataLoader(counted) 4", "in order")
-    spawn = multiprocessing.get_context("spawn")
 
     batches_of_client = row.epoch(
-        packed["dicts"], num_workers=1, multiprocessing_context=spawn
+        packed["dicts"], num_workers=1, multiprocessing_context=CONTEXT
     )
 
     assert_same(batches_of_client, clients.wanted(row))

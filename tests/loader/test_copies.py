@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from data import Counting
+from fresh_process import CONTEXT
 from process_groups import connected
 from sent_loaders import COUNT, Rows, epochs, read_as_rank
 from torch.utils.data import (
@@ -127,8 +128,12 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
     loaders = {"found": built("shuffled"), "asked": asked}
 
     connected(
-        lambda attempt: torch.multiprocessing.spawn(
-            read_as_rank, (loaders, tmp_path, f"store {attempt}"), nprocs=2
+        # As torch.multiprocessing.spawn does, but from a server that has imported torch.
+        lambda attempt: torch.multiprocessing.start_processes(
+            read_as_rank,
+            (loaders, tmp_path, f"store {attempt}"),
+            nprocs=2,
+            start_method=CONTEXT.get_start_method(),
         )
     )
 

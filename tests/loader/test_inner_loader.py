@@ -16,6 +16,7 @@ import time
 import psutil
 import pytest
 import torch
+from fresh_process import in_fresh_process
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from loaderkit import build_loader
@@ -298,45 +299,31 @@ def test_a_batch_that_the_system_has_no_shared_memory_for_is_told():
     assert "batch_size" in told.value.fix
 
 
-STARTS_WITHOUT_FILES = """
-import multiprocessing, os, resource, sys, loaderkit, loaderkit.errors
-
-loader = loaderkit.build_loader(
-    list(range(8)), num_workers=4, multiprocessing_context=sys.argv[1]
-)
-_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-few = len(os.listdir("/proc/self/fd")) + 10
-resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
-try:
-    list(loader)
-except loaderkit.errors.LoaderkitError as error:
-    print(error)
-    kept_as_by_a_notebook = error
-print("workers that run:", len(multiprocessing.active_children()))
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-# A fork server that lives keeps the limit that it was started with.
-if sys.argv[1] != "forkserver":
-    print(len(list(loader)))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts the files of a process")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@in_fresh_process
 def test_workers_that_the_system_refuses_are_told_and_can_be_started_later(method):
     """Whoever lacks the files: this process, or the fork server."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", STARTS_WITHOUT_FILES, method],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    import resource
 
-    assert "4 workers could not start: " in done.stdout, done.stderr
-    assert "fix: ulimit -n 4096, or fewer workers" in done.stdout
-    assert "workers that run: 0" in done.stdout
-    is_started_later = method != "forkserver"
-    assert done.stdout.endswith("\n8\n") is is_started_later, done.stderr
+    loader = build_loader(
+        list(range(8)), num_workers=3, multiprocessing_context=method
+    )
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 10
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+
+    # Kept below, as by a notebook.
+    with pytest.raises(LoaderError, match="3 workers could not start: ") as refused:
+        list(loader)
+
+    assert "fix: ulimit -n 4096, or fewer workers" in str(refused.value)
+    assert multiprocessing.active_children() == []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # A fork server that lives keeps the limit that it was started with.
+    if method != "forkserver":
+        assert len(list(loader)) == 8
 
 
 MAIN_FAILS_ANEW = """
@@ -381,6 +368,7 @@ def test_a_main_module_that_fails_in_a_new_process_is_told(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="has a fork server")
+@in_fresh_process  # later tests need the server of this process
 def test_a_worker_that_is_lost_with_its_fork_server_is_known():
     context = multiprocessing.get_context("forkserver")
     lost, ended = (context.Process(target=time.sleep, args=(600,)) for _ in range(2))

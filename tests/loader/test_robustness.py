@@ -19,11 +19,12 @@ import psutil
 import pytest
 import torch
 from data import Doomed, Prepared, Slow
+from fresh_process import in_fresh_process
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import _utils as utils_of_torch
 from torch.utils.data._utils import worker as worker_of_torch
 
-from loaderkit import build_loader, pack
+from loaderkit import build_loader, open_cache, pack
 from loaderkit.errors import LoaderError
 from loaderkit.loader.device_prefetch import DevicePrefetcher
 from loaderkit.loader.worker_deaths import cause_of
@@ -571,31 +572,24 @@ def test_planning_opens_no_file_for_a_list_of_tensors(method):
     assert not any(tensor.is_shared() for tensor in tensors)
 
 
-FEW_FILES = """
-import resource, sys
-sys.path[:0] = {path!r}
-import torch, loaderkit
-from data import Graphs
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-cache = loaderkit.open_cache({cache!r})
-loader = loaderkit.build_loader(cache, batch_size=2, num_workers=2)
-batches = [batch for _ in range(12) for batch in loader]
-print(len(batches), loader.plan.sharing.value)
-"""
-
-
 @pytest.mark.slow
 def test_128_open_files_are_enough_for_any_number_of_batches(cache):
     len(cache)
-    code = FEW_FILES.format(
-        path=[*sys.path[:4], str(Path(__file__).parent)], cache=str(cache.cache)
-    )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    read_with_few_files(str(cache.cache))
 
-    assert done.stdout.split() == ["240", "parcel"], done.stderr[-800:]
+
+@in_fresh_process
+def read_with_few_files(folder):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+
+    loader = build_loader(open_cache(folder), batch_size=2, num_workers=2)
+    batches = [batch for _ in range(12) for batch in loader]
+
+    assert len(batches) == 240
+    assert loader.plan.sharing.value == "parcel"
 
 
 NOTEBOOK = """
