@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import json
 import mmap
 import os
@@ -165,6 +166,9 @@ def serve():
     with tempfile.TemporaryDirectory() as folder:
         # What is imported and looked up now is not in each run.
         Pack(folder + "/c", count=1).run()
+    # Collections in each run would else copy the pages of all that torch has made.
+    gc.collect()
+    gc.freeze()
     requests, answers = sys.stdin, os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     # What outlives a run may go on beside the next one.  Workers of a pool of Python's

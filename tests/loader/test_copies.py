@@ -128,7 +128,7 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
     loaders = {"found": built("shuffled"), "asked": asked}
 
     connected(
-        # As torch.multiprocessing.spawn does, but from a server that has imported torch.
+        # As torch.multiprocessing.spawn, but from a server that has imported torch.
         lambda attempt: torch.multiprocessing.start_processes(
             read_as_rank,
             (loaders, tmp_path, f"store {attempt}"),

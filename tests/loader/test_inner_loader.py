@@ -307,9 +307,7 @@ def test_workers_that_the_system_refuses_are_told_and_can_be_started_later(metho
     """Whoever lacks the files: this process, or the fork server."""
     import resource
 
-    loader = build_loader(
-        list(range(8)), num_workers=3, multiprocessing_context=method
-    )
+    loader = build_loader(list(range(8)), num_workers=3, multiprocessing_context=method)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = len(os.listdir("/proc/self/fd")) + 10
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))

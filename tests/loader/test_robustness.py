@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import psutil
 import pytest
