@@ -47,10 +47,10 @@ _QUERIES_OF_BLOCK, _WIDTH_OF_BLOCK = 64, 64
 """Numbers that a block of the backward pass of attention works on."""
 _BLOCK_BYTES = 16
 """Beside them, of each block."""
-_COPIES_GRADIENT = (
-    "aten::_softmax_backward_data",
-    "aten::_log_softmax_backward_data",
-)
+_FLASH_QUERIES, _FLASH_WIDTH = 128, 32
+"""What flash attention pads queries and their numbers to a multiple of."""
+_SOFTMAX_BACKWARD = "aten::_softmax_backward_data"
+_LOG_SOFTMAX_BACKWARD = "aten::_log_softmax_backward_data"
 _SOFT_MARGIN = "aten::soft_margin_loss_backward"
 _SAFE_SOFTMAX = "aten::_safe_softmax"
 _SORTS = (
@@ -190,6 +190,26 @@ def attention_workspace(groups: int, length: int, width: int) -> int:
     return blocks * (numbers * torch.float32.itemsize + _BLOCK_BYTES)
 
 
+def flash_attention_workspace(groups: int, length: int, width: int) -> int:
+    """Compute the same of flash attention, as ``mha_bwd`` of torch's source does.
+
+    Args:
+        groups: Samples times heads.
+        length: Queries of each.
+        width: Numbers of a query.
+
+    Returns:
+        Bytes: float32 for the gradients of queries, which are padded to 128, and for a
+        number beside each query.
+
+    >>> flash_attention_workspace(512, 300, 16) / 2**20
+    24.75
+    """
+    rows = groups * math.ceil(length / _FLASH_QUERIES) * _FLASH_QUERIES
+    padded_width = math.ceil(width / _FLASH_WIDTH) * _FLASH_WIDTH
+    return rows * (padded_width + 1) * torch.float32.itemsize
+
+
 def _of_attention(call: KernelCall) -> UncertainBytes:
     # Its operands are the gradient, queries, keys, values ...
     _, queries, *_ = call.tensors
@@ -199,18 +219,19 @@ def _of_attention(call: KernelCall) -> UncertainBytes:
 
 
 def _of_softmax_backward(call: KernelCall) -> UncertainBytes:
-    # The kernels begin with ``grad.contiguous()`` (``SoftMax.cu``).
-    copied = _copied_bytes(call.tensors[0])
-    return UncertainBytes(copied, copied, copied)
+    # The kernel is given ``grad * output`` (``SoftMax.cu``; an H200's allocator showed
+    # the product beside all others).
+    return UncertainBytes.exactly(call.tensors[0].nbytes)
+
+
+def _of_log_softmax_backward(call: KernelCall) -> UncertainBytes:
+    # The kernel begins with ``grad.contiguous()`` (``SoftMax.cu``).
+    return UncertainBytes.exactly(_copied_bytes(call.tensors[0]))
 
 
 def _of_safe_softmax(call: KernelCall) -> UncertainBytes:
-    """A softmax, and a byte for each number that says whether it is minus infinity.
-
-    The output is made of both, with zeros for the rows where all are.
-    """
-    scores = call.tensors[0]
-    return UncertainBytes.exactly(scores.nbytes + math.prod(scores.shape))
+    """A byte for each number, which says whether it is minus infinity."""
+    return UncertainBytes.exactly(math.prod(call.tensors[0].shape))
 
 
 def copy_if_strided(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -245,7 +266,8 @@ def _of_soft_margin(call: KernelCall) -> UncertainBytes:
 
 _RULES: dict[str | tuple[str, ...], Callable[[KernelCall], UncertainBytes]] = {
     (*_SUMS, *_POSITIONS, *_MOMENTS): _of_reduction,
-    _COPIES_GRADIENT: _of_softmax_backward,
+    (_SOFTMAX_BACKWARD,): _of_softmax_backward,
+    (_LOG_SOFTMAX_BACKWARD,): _of_log_softmax_backward,
     _OF_ATTENTION: _of_attention,
     (_SOFT_MARGIN,): _of_soft_margin,
     (_SAFE_SOFTMAX,): _of_safe_softmax,
