@@ -99,6 +99,43 @@ def test_what_grows_by_a_hundredth_of_the_heaviest_is_noise(numbers, is_named):
     assert ("`light`" in named) is is_named
 
 
+GROWN = {
+    "list": (list, lambda items, item, _: items.append(item)),
+    "list, at its beginning": (list, lambda items, item, _: items.insert(0, item)),
+    "deque": (deque, lambda items, item, _: items.append(item)),
+    "deque, at its beginning": (deque, lambda items, item, _: items.appendleft(item)),
+    "dict": (
+        lambda items: dict(enumerate(items)),
+        lambda items, item, key: items.update({f"new {key}": item}),
+    ),
+    "set": (set, lambda items, item, _: items.add(item)),
+}
+THERE_BEFORE = {
+    "losses": lambda: [torch.ones(8, requires_grad=True).sum() for _ in range(60)],
+    "texts": lambda: [f"text {number}" for number in range(60)],
+    "numbers": lambda: list(range(60)),
+    "other tensors": lambda: [torch.zeros(3) for _ in range(60)],
+}
+"""Items that are of another kind than those that come, or weigh otherwise."""
+
+
+@pytest.mark.parametrize("kind", GROWN)
+@pytest.mark.parametrize("there_before", THERE_BEFORE)
+def test_what_was_there_before_says_nothing_of_what_came(kind, there_before):
+    make, add = GROWN[kind]
+    kept = types.SimpleNamespace(items=make(THERE_BEFORE[there_before]()))
+    before = take_census(4)
+    for number in range(8):
+        add(kept.items, torch.zeros(BIG), number)
+
+    growths = find_growth(before, 8, rate=2 * 4 * BIG)
+
+    [growth] = [growth for growth in growths if "`kept.items`" in str(growth)]
+    assert growth.pattern == "kept tensors"
+    assert growth.items == f"Tensor [{BIG}] float32"
+    assert growth.bytes_per_epoch == pytest.approx(2 * 4 * BIG, rel=0.05)
+
+
 REPLACED = {
     "list": (list, lambda items, item, _: [*items, item]),
     "dict": (dict, lambda items, item, key: {**items, key: item}),

@@ -24,7 +24,7 @@ from loaderkit.memory.holders import holders_of
 from loaderkit.memory.tensors import is_a
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from loaderkit.leaks.census import Heap
     from loaderkit.leaks.finders.evidence import HeapEvidence
@@ -58,7 +58,12 @@ def find_grown_containers(evidence: HeapEvidence) -> list[Growth]:
     """
     grown = _grown_containers(evidence)
     grown.sort(key=lambda row: -row.more_items)
-    weighed = [_weigh_growth(row, evidence) for row in grown[:MOST_WEIGHED]]
+    older_tensor_ids = frozenset(evidence.before.tensor_ids.tolist())
+
+    def is_older(item: object) -> bool:
+        return id(item) in evidence.older_ids or id(item) in older_tensor_ids
+
+    weighed = [_weigh_growth(row, evidence, is_older) for row in grown[:MOST_WEIGHED]]
     weighed.sort(key=lambda row: -row.bytes_per_epoch)
     # What this search keeps would be found to hold the containers, too.
     ignore = [grown, weighed, *evidence.heap.lists]
@@ -87,10 +92,14 @@ def _grown_containers(evidence: HeapEvidence) -> list[_GrownContainer]:
     ]
 
 
-def _weigh_growth(grown: _GrownContainer, evidence: HeapEvidence) -> _WeighedContainer:
+def _weigh_growth(
+    grown: _GrownContainer,
+    evidence: HeapEvidence,
+    is_older: Callable[[object], bool],
+) -> _WeighedContainer:
     container, more_items = grown
     epochs = evidence.epochs
-    newest = newest_of(container)
+    newest = newest_of(container, more_items, is_older)
     item_bytes = weigh_item(container, newest, evidence.older_ids)
     return _WeighedContainer(
         container=container,

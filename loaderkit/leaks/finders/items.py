@@ -28,7 +28,7 @@ from loaderkit.memory.tensors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from loaderkit.leaks.patterns import PatternName
@@ -47,6 +47,8 @@ MOST_WEIGHED = 300
 _MOST_SIBLINGS = 20_000
 """Items of a container, the newest, that do not weigh for each other.  Chosen: ten
 times the objects that are looked at below one item."""
+_MOST_LOOKED_AT = 100_000
+"""Items of a container among which new ones are looked for.  Chosen: 10 ms."""
 _SAMPLED_ITEMS = 6
 """Items of a container that are weighed: the newest."""
 _SAMPLING_STEP = 4
@@ -72,18 +74,41 @@ _SHORT_TUPLE = 10
 """Characters and items up to which it is a metric or a key.  Both chosen."""
 
 
-def newest_of(container: object) -> list[Any]:
-    """Pick the items that came last.
+def newest_of(
+    container: object,
+    more_items: int | None = None,
+    is_older: Callable[[object], bool] = lambda _: False,
+) -> list[Any]:
+    """Pick items that came last.
 
     Args:
         container: A list, dict, set, deque or array of objects.
+        more_items: So many have come; None for all.
+        is_older: Tells what was alive before they came, as far as it is known.
 
     Returns:
-        At most six; values of a dict, any of a set.
+        At most six; values of a dict.
     """
     with contextlib.suppress(RuntimeError):  # another thread changes it meanwhile
-        return _sample_from_end(_from_end(container), item_count(container))
+        count = item_count(container)
+        if more_items is None or more_items >= count:
+            return _sample_from_end(_from_end(container), count)
+        # What was there before may be of another kind, and weigh otherwise.
+        newest = _sample_from_end(_from_end(container), more_items)
+        if all(_is_new(item, is_older) for item in newest):
+            return newest
+        # It grows at its beginning, or is a set; or its items tell nothing.
+        looked_at = itertools.islice(_from_end(container), _MOST_LOOKED_AT)
+        new_items = [item for item in looked_at if _is_new(item, is_older)]
+        if LEAST_SHARE * more_items <= len(new_items) <= MOST_SHARE * more_items:
+            return _sample_from_end(iter(new_items), len(new_items))
+        return newest
     return []
+
+
+def _is_new(item: object, is_older: Callable[[object], bool]) -> bool:
+    """Tell whether it came since; of numbers, texts and arrays nobody knows."""
+    return gc.is_tracked(item) and not is_older(item)
 
 
 def last_items(container: object, most: int) -> list[Any]:
@@ -205,7 +230,7 @@ def _from_end(container: Any) -> Iterator[Any]:
 
 def _sample_from_end(items: Iterator[Any], count: int) -> list[Any]:
     step = _SAMPLING_STEP if count >= _SAMPLED_ITEMS * _SAMPLING_STEP else 1
-    return list(itertools.islice(items, 0, _SAMPLED_ITEMS * step, step))
+    return list(itertools.islice(items, 0, min(_SAMPLED_ITEMS * step, count), step))
 
 
 def _pattern_of_items(newest: list[Any]) -> PatternName:
