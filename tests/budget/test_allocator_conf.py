@@ -215,6 +215,14 @@ def test_a_setting_that_ends_the_import_of_torch_is_told_from_one_that_raises_la
     assert "the first use of the allocator raises" in raises.problem
 
 
+def test_beside_cudas_own_allocator_a_wrong_value_raises_where_memory_is_page_locked():
+    """Measured on an H200 with torch 2.11: tensors on the GPU are made all the same."""
+    [raises] = judged("backend:cudaMallocAsync,max_split_size_mb:1", "cuda", (2, 11))
+
+    assert raises.level == "crash"
+    assert raises.problem.startswith("the first page-locked tensor")
+
+
 def test_of_an_option_of_another_torch_it_is_said_which_torch_has_it():
     [finding] = judged("pinned_max_round_threshold_mb:8", "cuda", (2, 11))
     [skipped] = judged("pinned_max_round_threshold_mb:8", "cpu", (2, 11))

@@ -17,6 +17,7 @@ USE = """
 def use_first():
     try:
         torch.empty(1 << 20, device="cuda")
+        torch.empty(8).pin_memory()  # where cudaMallocAsync's options are read
     except torch.OutOfMemoryError:
         return "in effect: it leaves no memory"  # such as a fraction of 0
     except Exception as error:

@@ -117,6 +117,9 @@ class SettingsReading:
     """What it accepts and does not do."""
     is_certain: bool = True
     """False: this torch is newer, or older, than those whose readers are known here."""
+    is_read_at_page_locking: bool = False
+    """Torch raises at the first page-locked tensor, and not before: the allocator of
+    ``backend:cudaMallocAsync`` asks for no option itself (an H200, torch 2.11)."""
 
 
 @dataclass
@@ -359,7 +362,12 @@ def read_allocator_settings(
         parser.read_segment_size()
         parser.read_options()
     except RejectedSettingError as error:
-        return SettingsReading(tuple(parser.options), error, is_certain=is_certain)
+        return SettingsReading(
+            tuple(parser.options),
+            error,
+            is_certain=is_certain,
+            is_read_at_page_locking=is_async_at_load,
+        )
     warnings = tuple(_warnings_of_options(parser.options))
     return SettingsReading(tuple(parser.options), None, warnings, is_certain)
 

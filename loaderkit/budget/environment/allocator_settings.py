@@ -384,7 +384,10 @@ def _rejected_by_torch(
         why = _why_rejected(rejected, facts)
         prevents_import = rejected.cause == "load"
         if not prevents_import:
-            why = f"the first use of the allocator raises: {why}"
+            when = "the first use of the allocator"
+            if reading.is_read_at_page_locking:
+                when = "the first page-locked tensor, such as of pin_memory=True,"
+            why = f"{when} raises: {why}"
         level: Level = "crash"
         if not reading.is_certain:
             level = "danger"
