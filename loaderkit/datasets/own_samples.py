@@ -1,7 +1,8 @@
-"""A cache is not waited for by the code that makes its samples.
+"""Samples are not asked for by the code that makes them, or says which there are.
 
 ``load`` that asks for ``len(self)`` or ``self[0]`` asks for the cache that is packed of
 what it returns.  Nobody packs it but the caller of ``load``, who waits for ``load``.
+``keys`` that asks for them would be called again, to say how many there are.
 """
 
 from __future__ import annotations
@@ -55,3 +56,31 @@ def refuse_own_samples(folder: Path, location: object) -> None:
     fix = "in load(): self.load(key) in place of self[row], len(list(self.keys())) in "
     fix += "place of len(self)"
     raise DatasetError(message, why=why, fix=fix)
+
+
+_ASKED_FOR_KEYS: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    "datasets_asked_for_keys_by_the_callers", default=frozenset()
+)
+"""``id`` of datasets whose ``keys`` runs now; they live as long."""
+
+
+@contextlib.contextmanager
+def asking_for_keys(dataset: object) -> Iterator[None]:
+    """Have a dataset of the user's say which samples it has.
+
+    Raises:
+        DatasetError: It is asked already, by a caller of this function.
+    """
+    asked = _ASKED_FOR_KEYS.get()
+    if id(dataset) in asked:
+        kind = type(dataset).__name__
+        message = f"{kind}.keys() asked {kind} itself for its samples, or how many."
+        why = "there are those that keys() lists, and it has not said so yet"
+        fix = "list them from what they are made of: range(1000), "
+        fix += "sorted(os.listdir(self.raw))"
+        raise DatasetError(message, why=why, fix=fix)
+    token = _ASKED_FOR_KEYS.set(asked | {id(dataset)})
+    try:
+        yield
+    finally:
+        _ASKED_FOR_KEYS.reset(token)

@@ -45,6 +45,7 @@ from loaderkit.datasets.fingerprint import (
 )
 from loaderkit.datasets.key_index import first_doubled
 from loaderkit.datasets.key_texts import key_in_code, key_text, text_has_address
+from loaderkit.datasets.own_samples import asking_for_keys
 from loaderkit.datasets.source_files import files_named_by, files_named_in_code
 from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
@@ -349,7 +350,7 @@ def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
 
     Raises:
         DatasetError: It is no method, or gave no keys: a number, a text, None; or a
-            set.
+            set; or it asked the dataset for its samples.
     """
     kind = type(dataset).__name__
     method: object = dataset.keys
@@ -358,7 +359,8 @@ def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
         message = f"{kind}.keys is no method: {show_value(method)}."
         fix = f"def keys(self): return {show_value(method)}"
         raise DatasetError(message, why=why, fix=fix)
-    keys: object = method()
+    with asking_for_keys(dataset):
+        keys: object = method()
     if isinstance(keys, str | bytes | os.PathLike):
         message = f"{kind}.keys() gave one name: {keys!r}."
         fix = f"return [{keys!r}], or sorted(os.listdir({os.fsdecode(keys)!r}))"

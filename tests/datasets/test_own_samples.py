@@ -102,3 +102,31 @@ def test_a_thread_that_makes_no_samples_waits_for_the_one_that_does(tmp_path):
 
         assert list(lengths) == [4, 4, 4]
     assert open_cache(tmp_path / "c")[3]["x"] == 3
+
+
+class Circular(Asking):
+    """Asks itself for something in ``keys``."""
+
+    def keys(self):
+        ASKS[self.question](self)
+        return range(4)
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("question", ["len", "sample", "rows", "batch", "loop"])
+def test_keys_that_ask_for_the_samples_are_told_so(tmp_path, question, has_cache):
+    dataset = Circular(question, tmp_path / "c" if has_cache else None)
+
+    for _ in range(2):
+        with pytest.raises(DatasetError, match=r"Circular.keys\(\) asked Circular"):
+            len(dataset)
+
+
+def test_keys_may_be_those_of_another_dataset(tmp_path):
+    class Same(MadeOf):
+        def keys(self):
+            return range(len(self.source))
+
+    first = pack([{"x": n} for n in range(5)], tmp_path / "first", workers=0)
+
+    assert len(Same(Same(first, tmp_path / "second"), tmp_path / "third")) == 5
