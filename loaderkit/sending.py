@@ -10,7 +10,7 @@ import multiprocessing
 import pickle
 import sys
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from loaderkit.spawning import why_no_new_process, why_not_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
 
 _SMALL_BYTES = 1 << 20
 """Storages of fewer bytes may travel by value.  Chosen: to copy as many takes 50 us,
@@ -29,6 +30,11 @@ _MOST_SHARED = 64
 """So many small storages travel as shared memory all the same, as torch has it: what a
 dataset writes to one of them, every process sees.  Chosen: a sixteenth of the files
 that a process may usually have open, and more tensors than a dataset has names for."""
+
+_MOST_SENT_BY_PYTHON = 4096
+"""Bytes that travel with a process as it is started.  Derived: macOS's pipes hold 16
+KiB, the smallest of the systems, and what Python and torch send beside these takes some
+3."""
 
 
 def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
@@ -125,22 +131,102 @@ class Sent:
         value: What is sent; tensors that share memory still do so there.  Where it is
             received it may be a ``NotReceived``: raised there, its error would end the
             process before anybody could send it back.
+        outbox: Sends what is large, behind the start of the process; None sends all of
+            it as Python does.
     """
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, value: Any, outbox: Outbox | None = None) -> None:
+        self.value, self._outbox = value, outbox
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         stream = io.BytesIO()
         _SendingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(self.value)
-        return _receive, (stream.getvalue(),)
+        content = stream.getvalue()
+        if self._outbox is None or len(content) <= _MOST_SENT_BY_PYTHON:
+            return _receive, (content,)
+        return _receive_later, (self._outbox.put(content),)
+
+
+class Outbox:
+    """Sends to a new process what is too large for the pipe through which it starts.
+
+    Up to Python 3.13 that pipe is open for reading in this process too, so that Python
+    waits for ever for one that ended before it had read more than the pipe holds (an
+    error in the main module, a signal).  So what is large goes through a pipe of its
+    own, once the process has been started, and whoever sends to one that has ended is
+    told at once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_Parcel] = []
+
+    def put(self, content: bytes) -> Connection[Any, Any]:
+        """Keep what is to be sent.
+
+        Args:
+            content: Any bytes.
+
+        Returns:
+            From which they are read, by the process that is being started.
+        """
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        self._waiting.append(_Parcel(content, reader, writer))
+        return reader
+
+    @property
+    def waiting(self) -> int:
+        """For how many processes something is kept."""
+        return len(self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What is kept takes so many bytes."""
+        return sum(len(parcel.content) for parcel in self._waiting)
+
+    def send(self) -> None:
+        """Send all that is kept, to processes that have been started since.
+
+        Raises:
+            ConnectionError: One of them has ended before it had read all.
+        """
+        while self._waiting:
+            parcel = self._waiting.pop(0)
+            with parcel.writer:
+                # Read by that process alone from here on: its end is then noticed.
+                parcel.reader.close()
+                parcel.writer.send_bytes(parcel.content)
+
+    def clear(self) -> None:
+        """Let go of what no process will read."""
+        for parcel in self._waiting:
+            parcel.reader.close()
+            parcel.writer.close()
+        self._waiting.clear()
+
+
+class _Parcel(NamedTuple):
+    """What a process is to be sent, and the pipe for it."""
+
+    content: bytes
+    reader: Connection[Any, Any]
+    writer: Connection[Any, Any]
 
 
 class SentWhole:
-    """A class whose objects travel to a new process as ``Sent`` does."""
+    """A class whose objects travel to a new process as ``Sent`` does.
+
+    Args:
+        outbox: See ``Sent``.
+    """
+
+    _outbox: Outbox | None = None
+
+    def __init__(self, outbox: Outbox | None) -> None:
+        self._outbox = outbox
 
     def __getstate__(self) -> Sent:
-        return Sent(vars(self))
+        attributes = {k: v for k, v in vars(self).items() if k != "_outbox"}
+        return Sent(attributes, self._outbox)
 
     def __setstate__(self, sent: Sent) -> None:
         if isinstance(sent.value, NotReceived):
@@ -180,6 +266,11 @@ def _make_storage(content: bytes) -> torch.UntypedStorage:
     numbers = torch.empty(len(content), dtype=torch.uint8)
     numbers.numpy()[:] = np.frombuffer(content, np.uint8)
     return numbers.untyped_storage()
+
+
+def _receive_later(reader: Connection[Any, Any]) -> Sent:
+    with reader:
+        return _receive(reader.recv_bytes())
 
 
 def _receive(pickled: bytes) -> Sent:

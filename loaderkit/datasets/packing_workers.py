@@ -34,7 +34,7 @@ from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
-from loaderkit.sending import NotReceived, Sent, can_fork, why_unsendable
+from loaderkit.sending import NotReceived, Outbox, Sent, can_fork, why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -295,7 +295,7 @@ class LocalEngine:
             try:
                 worker.tasks.send(pending.task)
             except OSError:
-                self._replace(worker)
+                return  # it has ended, which is told where its answers are read
 
     def _receive_answers(self) -> None:
         """Wait until a worker answers or ends."""
@@ -409,12 +409,17 @@ def _never_began(status: int, method: str) -> DatasetError:
 def _start_worker(common: CommonPart, file: Path, context: BaseContext) -> _Worker:
     task_reader, task_writer = context.Pipe(duplex=False)
     answer_reader, answer_writer = context.Pipe(duplex=False)
-    arguments = (Sent(common), file, task_reader, answer_writer)
+    outbox = Outbox()
+    arguments = (Sent(common, outbox), file, task_reader, answer_writer)
     process: Any = context.Process(target=_run_worker, args=arguments)  # type: ignore[attr-defined]
     try:
         with _sigint_blocked(context):
             process.start()
+        # One that has ended is told as its answers are waited for.
+        with contextlib.suppress(ConnectionError):
+            outbox.send()
     except BaseException:
+        outbox.clear()
         task_writer.close()
         answer_reader.close()
         raise

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from loaderkit.loader.fetching import FetchingDataset, SharedMemorySender
     from loaderkit.memory.page_locked import PageLockedBatch
+    from loaderkit.sending import Outbox
 
 SKIPPED = -1
 """The number of a delivery without a batch.  After a resume, a worker whose turn was
@@ -181,6 +182,7 @@ class MapBatches(StandIn, Dataset[Delivery]):
         fetching: Makes the batch of some rows.
         resumption: States that the datasets of starting workers are brought to.
         user_init: See ``StandIn``.
+        outbox: See ``Sent``.
     """
 
     def __init__(
@@ -188,7 +190,9 @@ class MapBatches(StandIn, Dataset[Delivery]):
         fetching: FetchingDataset,
         resumption: Resumption,
         user_init: Callable[[int], None] | None,
+        outbox: Outbox | None = None,
     ) -> None:
+        super().__init__(outbox)
         self.fetching, self.resumption = fetching, resumption
         self.user_init = user_init
         self.dataset = fetching.dataset

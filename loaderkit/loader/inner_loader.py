@@ -31,6 +31,7 @@ from loaderkit.loader.worker_start import start_workers
 from loaderkit.memory.page_locked import PageLockedBatch
 from loaderkit.memory.shm_batch import forget
 from loaderkit.randomness import mix_seed
+from loaderkit.sending import Outbox
 
 if TYPE_CHECKING:
     from loaderkit.loader.delivery import Delivery, Resumption
@@ -155,7 +156,8 @@ def open_inner_iterator(
     page_locked = None
     if outer.pin_memory and not outer.num_workers:
         page_locked = setup.page_locked
-    stand_in = _make_stand_in(outer, setup, source, seed, workers)
+    outbox = Outbox()
+    stand_in = _make_stand_in(outer, setup, source, seed, workers, outbox)
     if not outer.num_workers and isinstance(stand_in, MapBatches):
         stand_in.restore(0)  # as WorkerStart does in each worker
         is_done_here = not outer.pin_memory or page_locked is not None
@@ -184,7 +186,7 @@ def open_inner_iterator(
         worker_init_fn=worker_start,
         generator=generator,
         **_batch_settings(source),
-        **_worker_settings(outer, setup),
+        **_worker_settings(outer, setup, outbox),
     )
     with Interrupts() as interrupts:
         # A Ctrl-C waits until all workers are forked and can be ended: hooks of fork
@@ -210,6 +212,7 @@ def _make_stand_in(
     source: EpochSource,
     seed: int,
     workers: Resumption,
+    outbox: Outbox,
 ) -> MapBatches | IterableBatches:
     """Make what stands in for the dataset."""
     collate: Any = outer.collate_fn
@@ -226,6 +229,7 @@ def _make_stand_in(
             source.number,
             workers,
             outer.worker_init_fn,
+            outbox,
         )
     batches = setup.batches
     fetching = FetchingDataset(
@@ -235,7 +239,7 @@ def _make_stand_in(
         limits=setup.limit_check,
         chooser=batches.chooser if isinstance(batches, UserBatches) else None,
     )
-    return MapBatches(fetching, workers, outer.worker_init_fn)
+    return MapBatches(fetching, workers, outer.worker_init_fn, outbox)
 
 
 def _choose_sending(
@@ -262,14 +266,16 @@ def _batch_settings(source: EpochSource) -> dict[str, Any]:
     return {"batch_sampler": source.batches}
 
 
-def _worker_settings(outer: DataLoader[Any], setup: LoaderSetup) -> dict[str, Any]:
+def _worker_settings(
+    outer: DataLoader[Any], setup: LoaderSetup, outbox: Outbox
+) -> dict[str, Any]:
     """Choose the arguments that torch takes with workers only."""
     if not outer.num_workers:
         return {}
     settings = {
         "prefetch_factor": outer.prefetch_factor,
         "persistent_workers": outer.persistent_workers,
-        "multiprocessing_context": NotingContext(outer.multiprocessing_context),
+        "multiprocessing_context": NotingContext(outer.multiprocessing_context, outbox),
     }
     if not setup.plan.in_order.value:  # torch 2.5 does not know it
         settings["in_order"] = False

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from loaderkit.loader.collating import Collate
+    from loaderkit.sending import Outbox
 
 
 def _continue_iterating(source: Iterator[Any]) -> Iterator[Any]:
@@ -202,6 +203,7 @@ class IterableBatches(StandIn, IterableDataset[Delivery]):
             that are kept.
         resumption: Where the workers begin.
         user_init: See ``StandIn``.
+        outbox: See ``Sent``.
     """
 
     def __init__(
@@ -212,7 +214,9 @@ class IterableBatches(StandIn, IterableDataset[Delivery]):
         epoch: torch.Tensor,
         resumption: Resumption,
         user_init: Callable[[int], None] | None,
+        outbox: Outbox | None = None,
     ) -> None:
+        super().__init__(outbox)
         self.dataset = dataset
         self.collate = collate
         self.rule = rule

@@ -152,7 +152,7 @@ class WorkerDeaths:
         was_killed = kills_before is not None and (host.oom_kills or 0) > kills_before
         cause = cause_of(code, host, out_of_memory=was_killed)
         if dead and is_lost_with_its_server(workers[dead[0]]):
-            cause = _SERVER_LOST
+            cause = SERVER_LOST
         batches = self._batches_under_way(dead[0]) if dead else []
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
@@ -321,7 +321,7 @@ def _explain_idle(worker: Any) -> LoaderError:
     worker.join(timeout=_JOIN_S)
     cause = cause_of(worker.exitcode, read_host(), out_of_memory=False)
     if is_lost_with_its_server(worker):
-        cause = _SERVER_LOST
+        cause = SERVER_LOST
     message = "A worker that was kept for the next epoch died."
     fix = f"{cause.fix}; if you go on, nothing is lost: the next epoch starts new ones"
     return LoaderError(message, why=cause.why, fix=fix)
@@ -368,7 +368,7 @@ class DeathCause(NamedTuple):
     """What to do."""
 
 
-_SERVER_LOST = DeathCause(
+SERVER_LOST = DeathCause(
     "the fork server, which started it, has ended: probably the kernel killed it, out "
     "of memory",
     "num_workers=1 or 0, a smaller batch, or the next epoch, which starts another one",

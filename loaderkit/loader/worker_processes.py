@@ -14,12 +14,17 @@ import weakref
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.sending import Outbox
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
 _ENDING_S = 5.0
 """What a worker is given to end by itself.  Chosen, as torch gives it."""
+_MOST_WAITING_BYTES = 64 << 20
+"""Workers start side by side, and wait for what they are sent.  Of a dataset with more
+bytes than these, one copy is here at a time, and they start one after the other."""
 
 
 class NotingContext(BaseContext):
@@ -27,12 +32,16 @@ class NotingContext(BaseContext):
 
     Args:
         context: What makes them, and all else.
+        outbox: What the process that is started last is still to be sent.
     """
 
-    def __init__(self, context: BaseContext) -> None:
+    def __init__(self, context: BaseContext, outbox: Outbox | None = None) -> None:
         self._context = context
+        self._outbox = outbox or Outbox()
         self._processes: list[BaseProcess] = []
         self._queues: list[Any] = []
+        self.lost_process: BaseProcess | None = None
+        """One that has ended before it had read what it was sent."""
 
     def get_context(self, method: str | None = None) -> Any:
         """Give the context that queues, locks and events are made with."""
@@ -50,13 +59,33 @@ class NotingContext(BaseContext):
 
     def Process(self, *args: Any, **kwargs: Any) -> BaseProcess:  # noqa: N802
         """Make a process, as ``multiprocessing.Process`` does, and note it."""
+        if self._outbox.waiting_bytes > _MOST_WAITING_BYTES:
+            self.send_rest()
         context: Any = self._context
         process: BaseProcess = context.Process(*args, **kwargs)
         self._processes.append(process)
         return process
 
+    def send_rest(self) -> None:
+        """Send to processes that were started what they wait for.
+
+        Raises:
+            ConnectionError: One has ended before.  The others are ended too.
+        """
+        with _ends_of_children_held():
+            try:
+                self._outbox.send()
+            except ConnectionError:
+                # Each of these processes was to be sent something.
+                self.lost_process = self._processes[-1 - self._outbox.waiting]
+                # Before it is ended with the others, so that its exit code is its own.
+                self.lost_process.join(_ENDING_S)
+                self.end_processes()
+                raise
+
     def end_processes(self) -> None:
         """End those that run, and wait until they have."""
+        self._outbox.clear()
         with _ends_of_children_held():
             running = [process for process in self._processes if process.is_alive()]
             for process in running:

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.loader.users_errors import error_about
+from loaderkit.loader.worker_deaths import (
+    SERVER_LOST,
+    cause_of,
+    is_lost_with_its_server,
+)
 from loaderkit.loader.worker_processes import NotingContext
 from loaderkit.memory.host import read_host
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
     from torch.utils.data import DataLoader
 
 _FEW_FILES = 256
@@ -63,40 +70,71 @@ def start_workers(inner_loader: DataLoader[Any]) -> Any:
         LoaderError: The system refused a process, or what it needs; or a process ended
             that starts workers, or the worker itself before it was sent all.
     """
-    try:
+    context = inner_loader.multiprocessing_context
+    if not isinstance(context, NotingContext):
         return iter(inner_loader)
+    try:
+        iterator = iter(inner_loader)
+        _send_rest(context, iterator)
     except BaseException as error:
         # Those before the one that could not start.
-        context = inner_loader.multiprocessing_context
-        if not isinstance(context, NotingContext):
-            raise
         context.end_processes()
         if not isinstance(error, OSError | EOFError):
             raise  # of what is sent to workers, say
-        refusal = _find_refusal(error, context.get_start_method())
+        refusal = _find_refusal(error, context)
         if refusal is None:
             raise
         message = f"{count_of(inner_loader.num_workers, 'workers')} could not start: "
         raise error_about(message, error, refusal.fix, why=refusal.why) from error
+    return iterator
 
 
-def _find_refusal(error: OSError | EOFError, method: str) -> Refusal | None:
+def _send_rest(context: NotingContext, iterator: Any) -> None:
+    """Send workers the dataset; end the iterator where one of them has ended."""
+    try:
+        context.send_rest()
+    except ConnectionError:
+        # torch has no public way; its processes have been ended.
+        iterator._shutdown_workers()
+        raise
+
+
+def _find_refusal(error: OSError | EOFError, context: NotingContext) -> Refusal | None:
     """Find what an error means that was raised as workers were started.
 
     Args:
         error: As it was raised.
-        method: How they start.
+        context: Which started them.
 
     Returns:
         None where it is something else.
     """
+    if context.lost_process is not None:
+        return _explain_lost(context.lost_process)
     if isinstance(error, EOFError | ConnectionError):
         # The user's __reduce__, say, may raise these as well.
         raising = traceback.extract_tb(error.__traceback__)[-1]
         if Path(raising.filename).parent != _PYTHONS_FOLDER:
             return None
-        return explain_lost_starter(method, read_host().files)
+        return explain_lost_starter(context.get_start_method(), read_host().files)
     return _REFUSALS.get(error.errno or 0)
+
+
+def _explain_lost(process: BaseProcess) -> Refusal:
+    """Say why a worker ended before it had read what it was sent."""
+    if is_lost_with_its_server(process):
+        return Refusal(*SERVER_LOST)
+    code = process.exitcode
+    if code is not None and code < 0:
+        cause = cause_of(code, read_host(), out_of_memory=False)
+        return Refusal(
+            f"a worker ended before it was sent the dataset: {cause.why}", cause.fix
+        )
+    why = f"a worker ended with exit code {code} before it was sent the dataset; where "
+    why += "an error ended it, its traceback is on stderr"
+    fix = "what the traceback says, or look for sys.exit in the main module, which a "
+    fix += "worker imports anew; or num_workers=0"
+    return Refusal(why, fix)
 
 
 def explain_lost_starter(method: str, most_files: int | None) -> Refusal:
