@@ -9,6 +9,7 @@ import io
 import multiprocessing
 import pickle
 import sys
+import types
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 
 from loaderkit.forking import find_fork_hazard
 from loaderkit.memory.shm_batch import named_in_pickle
-from loaderkit.spawning import why_no_new_process, why_not_importable
+from loaderkit.spawning import GUARD_MAIN, why_no_new_process, why_not_importable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +38,16 @@ KiB, the smallest of the systems, and what Python and torch send beside these ta
 3."""
 
 
-def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
+class Obstacle(NamedTuple):
+    """What keeps objects from travelling to a process that is started anew."""
+
+    why: str
+    """The part that cannot be pickled, or made again from its pickle, and why; or why
+    no process can be started anew."""
+    fix: str
+
+
+def find_obstacle(parts: Mapping[str, Any], method: str) -> Obstacle | None:
     """Find what keeps objects from travelling to a worker that is started anew.
 
     Args:
@@ -45,10 +55,24 @@ def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
         method: How the worker would be started.
 
     Returns:
-        The path of the part that cannot be pickled, or be made again from its pickle,
-        and why; or why no process can be started anew.  Empty when all can.
+        The first obstacle; None where there is none.
     """
-    return why_no_new_process(method) or _why_parts_unsendable(parts)
+    reason = why_no_new_process(method)
+    return Obstacle(reason, GUARD_MAIN) if reason else _obstacle_in_parts(parts)
+
+
+def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
+    """Say what keeps objects from travelling to a worker that is started anew.
+
+    Args:
+        parts: Objects by name.
+        method: How the worker would be started.
+
+    Returns:
+        As ``Obstacle`` has it; empty when all can travel.
+    """
+    obstacle = find_obstacle(parts, method)
+    return "" if obstacle is None else obstacle.why
 
 
 def can_fork(**parts: object) -> bool:
@@ -68,26 +92,40 @@ def can_fork(**parts: object) -> bool:
     return find_fork_hazard(**parts) is None
 
 
-def _why_parts_unsendable(parts: Mapping[str, Any]) -> str:
+def _obstacle_in_parts(parts: Mapping[str, Any]) -> Obstacle | None:
     for name, value in parts.items():
-        reason = _why_part_unsendable(name, value)
-        if reason:
-            return reason
-    return ""
+        obstacle = _obstacle_in_part(name, value)
+        if obstacle is not None:
+            return obstacle
+    return None
 
 
-def _why_part_unsendable(name: str, part: Any) -> str:
+def _obstacle_in_part(name: str, part: Any) -> Obstacle | None:
     try:
         named_objects = named_in_pickle(part)
     except Exception as error:  # noqa: BLE001 - any class may refuse in any way
         inside = {f"{name}.{key}": value for key, value in _sent_state(part).items()}
-        text = f"{name}: {type(error).__name__}: {error}"
-        return _why_parts_unsendable(inside) or text
+        why = f"{name}: {type(error).__name__}: {error}"
+        return _obstacle_in_parts(inside) or Obstacle(why, _fix_of_pickling(part))
     for named in named_objects:
         reason = why_not_importable(named)
         if reason:
-            return f"{name}: {reason}"
-    return ""
+            return Obstacle(f"{name}: {reason}", _WRITE_INTO_FILE)
+    return None
+
+
+_WRITE_INTO_FILE = "write it into a file beside, such as data.py, and import it"
+
+
+def _fix_of_pickling(part: Any) -> str:
+    """Say what to do about an object that pickle refuses."""
+    named = part if isinstance(part, type | types.FunctionType) else type(part)
+    name = named.__qualname__
+    if name.endswith("<lambda>"):
+        return "def a function at the top of a module in place of the lambda"
+    if "<locals>" in name:
+        return f"define {name.rpartition('.')[2]} at the top of a module"
+    return "make it when a sample is first read, and leave it out in __getstate__"
 
 
 def _sent_state(part: Any) -> Mapping[str, Any]:

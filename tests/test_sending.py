@@ -18,7 +18,7 @@ import torch
 
 from loaderkit import SafeDataset
 from loaderkit.memory import shm_batch
-from loaderkit.sending import can_fork, why_unsendable
+from loaderkit.sending import can_fork, find_obstacle, why_unsendable
 
 SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
 
@@ -267,6 +267,40 @@ def test_what_is_said_to_be_in_the_way_is_what_pickle_stumbles_over(tmp_path, na
     reason = why_unsendable({"dataset": thing}, "spawn")
 
     assert str(refusal.value) in reason
+
+
+def function_in_a_function():
+    """Give a function that pickle cannot name."""
+
+    def local(sample):
+        return sample
+
+    return local
+
+
+LEFT_OUT = "make it when a sample is first read, and leave it out in __getstate__"
+FIXES = {
+    "lambda": (lambda: lambda: None, "def a function at the top of a module"),
+    "local function": (function_in_a_function, "define local at the top of a module"),
+    "local class": (
+        lambda: of_local_class(Holder, 3),
+        "define Local at the top of a module",
+    ),
+    "class of nowhere": (of_nowhere, "write it into a file beside"),
+    "lock": (threading.Lock, LEFT_OUT),
+    "stream": (lambda: sys.stdout, LEFT_OUT),
+    "generator": (lambda: (number for number in range(3)), LEFT_OUT),
+}
+
+
+@pytest.mark.parametrize("name", FIXES)
+@pytest.mark.parametrize("hold", [lambda held: held, Holder, Slotted])
+def test_what_to_do_follows_from_what_is_in_the_way(name, hold):
+    make, fix = FIXES[name]
+
+    obstacle = find_obstacle({"transform": hold(make())}, "spawn")
+
+    assert obstacle.fix.startswith(fix)
 
 
 def test_what_an_object_leaves_out_of_its_pickle_is_not_in_the_way():

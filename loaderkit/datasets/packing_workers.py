@@ -34,7 +34,7 @@ from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
-from loaderkit.sending import NotReceived, Outbox, Sent, can_fork, why_unsendable
+from loaderkit.sending import NotReceived, Outbox, Sent, can_fork, find_obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,9 +232,10 @@ class LocalEngine:
         if self._asked_for is None and not source.runs_user_code():
             # To send samples that lie in memory takes longer than to pack them.
             return None
-        reason = why_unsendable({"dataset": source}, method)
-        if not reason:
+        obstacle = find_obstacle({"dataset": source}, method)
+        if obstacle is None:
             return method
+        reason = obstacle.why
         if can_fork(source=source):
             _LOG.warning(
                 "packing by forked workers rather than by %s: %s", method, reason
@@ -242,9 +243,7 @@ class LocalEngine:
             return "fork"
         if self._asked_for is not None:
             message = f"No packing worker can start by {method!r}."
-            guarded = "define what is packed in a module, put what a script does "
-            guarded += 'behind if __name__ == "__main__":, or pack with '
-            fix = Fix.of(guarded, Setting("workers", 0))
+            fix = Fix.of(f"{obstacle.fix}; or pack with ", Setting("workers", 0))
             raise DatasetError(message, why=reason, fix=fix)
         # An open database or a lambda is no reason to refuse what one process can pack,
         # where nobody asked for more.

@@ -310,9 +310,9 @@ def choose_start_method(
     why = _why_none_can_start(facts, overrides)
     if why:
         message = f"No worker can start by {decision.value!r}."
-        fix = "define what it reads in a module rather than in a function or a "
-        fix += "notebook, put what a script does behind if __name__ == "
-        fix += '"__main__":, or num_workers=0'
+        fix = "num_workers=0"
+        if facts.sending_fix:
+            fix = f"{facts.sending_fix}; or {fix}"
         raise LoaderError(message, why=why, fix=fix)
     return decision
 

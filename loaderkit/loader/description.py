@@ -41,7 +41,7 @@ from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.sample_sizes import SizesInMemory, lengths_in, lies_in_memory
-from loaderkit.sending import why_unsendable
+from loaderkit.sending import Obstacle, find_obstacle
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class DatasetDescription:
     """Making a batch draws no random numbers: no code of the user's runs."""
     stateful: bool
     """It has a ``state_dict``, which each worker's copy changes by itself."""
-    unsendable: str
-    """Why it cannot be sent to a spawned worker; empty when it can, or need not."""
+    obstacle: Obstacle | None
+    """What keeps it from a spawned worker; None too when it need not go to one."""
     fork_hazard: ForkHazard | None
     """What it holds that does not survive a fork."""
     stored_rows: StoredRows | None
@@ -153,12 +153,12 @@ def describe_dataset(
         options.multiprocessing_context or multiprocessing.get_start_method(),
         os.environ.get(START_METHOD_VARIABLE) or "fork",
     }
-    unsendable = ""
+    obstacle = None
     if methods != {"fork"}:
         # What stands in the way of "spawn" does so of the fork server too.
         method = "forkserver" if "forkserver" in methods else "spawn"
         sent = _sent_to_workers(dataset, collate, options)
-        unsendable = why_unsendable(sent, method)
+        obstacle = find_obstacle(sent, method)
     return DatasetDescription(
         dataset=dataset,
         samples=_length(dataset),
@@ -168,7 +168,7 @@ def describe_dataset(
         draws_no_random_numbers=reading_draws_no_random_numbers(dataset)
         and not users_code_makes_batches,
         stateful=is_stateful(dataset),
-        unsendable=unsendable,
+        obstacle=obstacle,
         fork_hazard=find_fork_hazard(dataset=dataset),
         stored_rows=ask_stored_rows(dataset),
         stored_arrays=ask_stored_arrays(dataset),

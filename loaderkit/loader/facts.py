@@ -86,6 +86,8 @@ class Facts:
     """How they can start here."""
     unsendable: str = ""
     """Why the dataset cannot be sent to a spawned worker; empty when it can."""
+    sending_fix: str = ""
+    """What to do about that."""
     fork_is_sound: bool = True
     """Libraries of this system go on working in a forked process: not on macOS."""
     fork_hazard: ForkHazard | None = None

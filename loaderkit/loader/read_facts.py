@@ -73,6 +73,7 @@ def read_facts(
         raise OptionError(message, why=str(error), fix=fix) from error
     measurement = _measure_typical_batch(description, collate, typical, options)
     hazard = description.fork_hazard or measurement.fork_hazard
+    obstacle = description.obstacle
     return Facts(
         host=read_host(),
         device=capability,
@@ -86,7 +87,8 @@ def read_facts(
         unmeasured=measurement.why_none,
         start_method=multiprocessing.get_start_method(),
         start_methods=tuple(multiprocessing.get_all_start_methods()),
-        unsendable=description.unsendable,
+        unsendable="" if obstacle is None else obstacle.why,
+        sending_fix="" if obstacle is None else obstacle.fix,
         fork_is_sound=sys.platform != "darwin",
         fork_hazard=hazard,
         batch_device=_batch_device(description, measurement),
