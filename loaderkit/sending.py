@@ -61,20 +61,6 @@ def find_obstacle(parts: Mapping[str, Any], method: str) -> Obstacle | None:
     return Obstacle(reason, GUARD_MAIN) if reason else _obstacle_in_parts(parts)
 
 
-def why_unsendable(parts: Mapping[str, Any], method: str) -> str:
-    """Say what keeps objects from travelling to a worker that is started anew.
-
-    Args:
-        parts: Objects by name.
-        method: How the worker would be started.
-
-    Returns:
-        As ``Obstacle`` has it; empty when all can travel.
-    """
-    obstacle = find_obstacle(parts, method)
-    return "" if obstacle is None else obstacle.why
-
-
 def can_fork(**parts: object) -> bool:
     """Tell whether forked processes would find all as it is in this one.
 

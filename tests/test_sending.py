@@ -18,7 +18,7 @@ import torch
 
 from loaderkit import SafeDataset
 from loaderkit.memory import shm_batch
-from loaderkit.sending import can_fork, find_obstacle, why_unsendable
+from loaderkit.sending import can_fork, find_obstacle
 
 SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
 
@@ -27,6 +27,12 @@ SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context(
 def _no_file_is_run_first(monkeypatch):
     """As in a worker of xdist: "pytest" might make modules in a new process."""
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+
+
+def why_unsendable(parts, method):
+    """Say what is in the way; empty where nothing is."""
+    obstacle = find_obstacle(parts, method)
+    return "" if obstacle is None else obstacle.why
 
 
 class Holder:
