@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import h5py  # noqa: F401 -- libraries have their own ways there: they come before
+import numpy as np
 import psutil
 import torch
 import tqdm.auto  # noqa: F401
@@ -198,6 +199,16 @@ def loaded(folder):
     assert batches == [[*range(start, start + 8)] for start in range(0, 40, 8)], batches
 
 
+def loaded_large_arrays():
+    """Send a worker 3 MB of arrays, and take batches of 3 MB from it."""
+    images = [np.full((500, 375), number, np.float64) for number in range(2)]
+    dataset = [{"image": images[number % 2], "y": number} for number in range(6)]
+    loader = loaderkit.build_loader(dataset, batch_size=2, num_workers=1, probe=False)
+    for batch in loader:
+        expected = torch.stack([torch.from_numpy(images[y % 2]) for y in batch["y"]])
+        assert torch.equal(batch["image"], expected)
+
+
 def loaded_here(folder):
     dataset = loaderkit.open_cache(folder / "rows.lk")
     loader = loaderkit.build_loader(dataset, batch_size=8, shuffle=True)
@@ -230,6 +241,7 @@ def from_a_bucket(folder):
 
 
 MODEL_FILE = """
+import numpy as np
 import torch
 
 model = torch.nn.Linear(2, 1)
@@ -280,6 +292,7 @@ def steps(folder):
         "a bucket": lambda: from_a_bucket(folder),
         "load in this process": lambda: loaded_here(folder),
         "load with a spawned worker": lambda: loaded(folder),
+        "large arrays from a spawned worker": loaded_large_arrays,
         "a worker's death": worker_died,
         "verify": lambda: called("verify", cache),
         "inspect": lambda: called("inspect", cache),

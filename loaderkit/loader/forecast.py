@@ -25,6 +25,8 @@ SPAWNED_BYTES = 250 << 20
 """Private memory of an idle spawned worker: torch and PyG imported again."""
 _FILES_PER_WORKER = 8
 """Descriptors that the training process holds for a worker: pipes and a sentinel."""
+_USUAL_FILES = 4096
+"""What a hard limit allows on every usual system, so that nobody has to be asked."""
 _TENSORS_PER_BATCH = 24
 """Tensors of a batch of graphs, its bookkeeping included.  torch sends each as a file
 of its own."""
@@ -210,12 +212,14 @@ def _worker_limits(
     # torch sends them, each tensor takes a file there, a descriptor and a mapping.
     in_segments = sharing == "parcel"
     files_per_batch = 1 if in_segments else _TENSORS_PER_BATCH
+    files = num_workers * _FILES_PER_WORKER + in_flight * files_per_batch
+    enough_files = max(_USUAL_FILES, host.files_open + files)
     yield LimitForecast(
         "open files (RLIMIT_NOFILE)",
-        num_workers * _FILES_PER_WORKER + in_flight * files_per_batch,
+        files,
         None if host.files is None else host.files - host.files_open,
         why,
-        "ulimit -n 4096",
+        f"fewer workers, a smaller prefetch_factor, or ulimit -n {enough_files}",
         in_bytes=False,
         certain=True,
     )

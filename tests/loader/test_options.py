@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from multiprocessing import get_context
 
 import numpy as np
@@ -894,3 +895,20 @@ def test_inputs_and_targets_side_by_side_are_answered_with_a_dataset_of_both(mak
     [batch] = loader
     assert torch.equal(batch[0], batch[1])
     assert batch[0].tolist() == list(range(6))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the files of a process")
+@pytest.mark.parametrize("prefetch_factor", [10**6, 10**9, 2**63])
+def test_more_batches_ahead_than_files_are_refused_with_a_limit_that_would_do(
+    prefetch_factor,
+):
+    """torch asks for each of them, though an epoch has two: 10**6 take it 0.4 s."""
+    with pytest.raises(LoaderError, match="of open files") as refused:
+        build_loader(
+            NUMBERS, num_workers=1, prefetch_factor=prefetch_factor, probe=False
+        )
+
+    [enough_files] = re.findall(r"ulimit -n (\d+)", refused.value.fix)
+    assert int(enough_files) > prefetch_factor
+    assert "a smaller prefetch_factor" in refused.value.fix
+    assert build_loader(NUMBERS, num_workers=1, prefetch_factor=9, probe=False)
