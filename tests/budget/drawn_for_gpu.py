@@ -5,6 +5,7 @@ import itertools
 
 import cuda_types
 import drawn
+import drawn_attention
 import drawn_fields
 import drawn_graph_fields
 import drawn_models
@@ -39,6 +40,8 @@ def named_steps(seeds):
         steps[f"{name} x {scale}"] = make
     for seed in seeds:
         steps[f"drawn: None {seed}"] = functools.partial(_draw, drawn.draw_step, seed)
+        make = functools.partial(_draw, drawn_attention.draw_attention, seed)
+        steps[f"drawn_attention: {seed}"] = make
     for module, (families, draw) in FAMILIES.items():
         for family, seed in itertools.product(families, seeds):
             make = functools.partial(_draw, draw, seed, family)

@@ -1,10 +1,13 @@
 """Multi-head attention of CUDA's parts, held against torch's own function."""
 
 import inspect
+import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from drawn_attention import draw_attention
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 -- as everybody calls it
 
@@ -15,6 +18,9 @@ from loaderkit.budget.step.memory_profile import memory_profile
 from loaderkit.budget.step.train_step import Step
 
 CUDA = DeviceSpec("cuda")
+FILE = Path(__file__).parents[1] / "corpora" / "cuda_attention.json"
+TRUE_BYTES = json.loads(FILE.read_text())["steps"]
+"""What an H200's allocator counted, by the seed of the step."""
 
 
 def draw_call(rng):
@@ -173,6 +179,16 @@ def test_what_torch_refuses_is_refused_in_its_words(changes):
     assert run_multi_head_attention((), given | changes) is None
     with pytest.raises((RuntimeError, AssertionError)):
         F.multi_head_attention_forward(**given | changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(0, len(TRUE_BYTES), 20))
+def test_what_a_step_took_on_a_gpu_lies_in_its_interval(seed):
+    drawn = draw_attention(seed)
+
+    estimated = estimate(drawn.model, drawn.batch, drawn.step.replace(target=CUDA))
+
+    assert estimated.low <= TRUE_BYTES[seed] <= estimated.high, drawn.words
 
 
 class Padded(nn.Module):

@@ -78,6 +78,18 @@ def _compared(model, batch):
     return truth, estimate(model, batch, step)
 
 
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("dim", [None, [-1], [0], [0, 1]])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (3, 1), (1, 1, 1), (2, 3)])
+def test_norms_have_the_shapes_of_torchs_kernel(shape, dim, keepdim):
+    rule = shape_rule(torch.ops.aten.linalg_vector_norm.default)
+    vectors = torch.randn(shape)
+
+    norm = rule(vectors.to("meta"), 2, dim, keepdim)
+
+    assert norm.shape == torch.linalg.vector_norm(vectors, 2, dim, keepdim).shape
+
+
 @pytest.mark.parametrize("driver", [None, "gels", "gelsy", "gelsd", "gelss"])
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (12, 8), (8, 12)])
 @pytest.mark.parametrize("right_shape", [(3,), ()])

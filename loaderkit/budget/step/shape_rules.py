@@ -137,10 +137,30 @@ def _norm(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return output, mean, deviation
 
 
+def _vector_norm(
+    vectors: torch.Tensor,
+    order: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 -- torch's
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Take the norm of a single number, too: torch 2.11 keeps all axes of that.
+
+    ``SAGPooling`` divides its scores by one, so that no plan could be made there.
+    """
+    norm = _aten.linalg_vector_norm.default(vectors, order, dim, keepdim, dtype=dtype)
+    if keepdim or vectors.numel() != 1:
+        return norm
+    axes = {axis % vectors.dim() for axis in dim or range(vectors.dim())}
+    return norm.reshape([1] * (vectors.dim() - len(axes)))
+
+
 _RULES: dict[OpOverload, Callable[..., Any]] = {
     func: functools.partial(_norm, func) for func in _NORMS
 }
 _RULES[_aten.linalg_lstsq.default] = _least_squares
+_RULES[_aten.linalg_vector_norm.default] = _vector_norm
 if hasattr(_aten, "_grouped_mm"):
     # Torch 2.9 and later.
     _RULES[_aten._grouped_mm.default] = _grouped_product  # noqa: SLF001 -- F.grouped_mm
