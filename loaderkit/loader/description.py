@@ -423,8 +423,9 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         known = _names_in(table)
         is_measured = isinstance(table, SizesInMemory)
         why = "some sample has no such number"
-        if not is_measured:
-            why = f"its sizes() says nothing of {name}: {why}"
+        if known and not is_measured:
+            # A name that no sample has is one as much as a number that one lacks.
+            why = f"its sizes() has {' and '.join(known)}, and no {name}"
         limits = ["batch_size", *(f"max_{size}" for size in known)]
         fix = f"limit by {' or '.join(limits)}"
         if known:
