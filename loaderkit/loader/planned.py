@@ -35,6 +35,7 @@ from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.loader.sampler_epochs import set_sampler_epoch
 from loaderkit.loader.seeds import choose_seed
+from loaderkit.loader.stateful import length_of
 from loaderkit.loader.worker_deaths import death_at_start, have_died
 from loaderkit.memory.host import read_host
 from loaderkit.operations import answer_operations
@@ -89,10 +90,15 @@ class PlannedLoader(DataLoader[Any]):
         self._source: EpochSource | None = None
         # The running iteration is known, not held: a loop that is left frees it.
         self._running_epoch: Callable[[], LoaderEpoch | None] = _no_epoch
+        # The one that the workers torch keeps serve: not the one that began last where
+        # that ran beside it.
+        self._epoch_of_kept: Callable[[], LoaderEpoch | None] = _no_epoch
         self._told_length: ToldLength | None = None
         self._warned_of_seeds = False
         # Something was assigned since the kept workers were started.
         self._has_changed = False
+        # How many samples the dataset had that these have copies of.
+        self._samples_of_workers: int | None = None
         # From here on, what was decided stays as it is: __setattr__ looks for this.
         self._is_built = True
 
@@ -230,6 +236,7 @@ class PlannedLoader(DataLoader[Any]):
         if self._setup is None:
             return attributes
         attributes |= {"_source": None, "_running_epoch": _no_epoch}
+        attributes["_epoch_of_kept"] = _no_epoch
         if self._state.is_in_epoch:
             # Samplers of the user's travel as they stand, and workers do not at all:
             # the copy is brought to the middle of an epoch as another run would be.
@@ -346,6 +353,8 @@ class PlannedLoader(DataLoader[Any]):
                 downloads=downloads,
             )
             self._running_epoch = weakref.ref(epoch)
+            if which_workers != "beside":
+                self._epoch_of_kept = weakref.ref(epoch)
             self._state.begin_iteration(epoch.progress, which_workers)
         except BaseException as error:
             if downloads is not None:
@@ -363,15 +372,18 @@ class PlannedLoader(DataLoader[Any]):
         """Choose which workers serve the next iteration: kept ones serve one loop."""
         if not self.persistent_workers:
             return "new"
-        running = self._running_epoch()
+        running = self._epoch_of_kept()
         if running is not None and not running.progress.has_stopped:
             return "beside"
         has_lost_workers = self._state.lost_kept_workers or have_died(self._iterator)
-        if self._has_changed or has_lost_workers:
-            # They have the old value of something, or one of them has died: in an
-            # epoch, or since.
+        samples = None if self.batches is None else length_of(self.dataset)
+        has_other_samples = samples != self._samples_of_workers
+        if self._has_changed or has_lost_workers or has_other_samples:
+            # They have the old value of something, or a copy of a dataset that has
+            # grown since; or one of them has died: in an epoch, or since.
             self._end_kept_workers()
             self._has_changed = False
+        self._samples_of_workers = samples
         return "new" if self._iterator is None else "kept"
 
     def _begin_reading(
@@ -436,11 +448,11 @@ class PlannedLoader(DataLoader[Any]):
     def close(self) -> None:
         """End the workers that are kept between epochs, and a running epoch."""
         if self._setup is not None:
-            running = self._running_epoch()
-            if running is not None:
-                running.abandon()
+            for running in (self._running_epoch(), self._epoch_of_kept()):
+                if running is not None:
+                    running.abandon()
             # An iterator that somebody still holds is over; the next is not beside it.
-            self._running_epoch = _no_epoch
+            self._running_epoch = self._epoch_of_kept = _no_epoch
         self._end_kept_workers()
 
     def _end_kept_workers(self) -> None:

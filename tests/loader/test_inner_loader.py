@@ -422,6 +422,26 @@ def test_a_worker_that_is_lost_with_its_fork_server_is_known():
     os.kill(lost.pid, signal.SIGKILL)  # nobody else would
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_loops_inside_a_loop_take_nothing_from_it(num_workers):
+    """Also the second, which begins when the first has ended and the outer runs."""
+    loader = build_loader(
+        list(range(12)),
+        batch_size=3,
+        num_workers=num_workers,
+        persistent_workers=True,
+    )
+    outer, inner = [], []
+    for batch in loader:
+        outer += batch.tolist()
+        if len(inner) < 3:
+            inner.append([row for rows in loader for row in rows.tolist()])
+
+    assert outer == list(range(12))
+    assert inner == [list(range(12))] * 3
+
+
 SPAWNS_IN_VAIN = """
 import signal, time, loaderkit
 

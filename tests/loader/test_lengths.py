@@ -75,6 +75,21 @@ def test_samples_that_came_later_keep_to_the_limits_too(ranks):
     assert set(rows) == set(range(40))
 
 
+@pytest.mark.slow
+def test_workers_that_are_kept_read_samples_that_came_later():
+    """They have copies of the dataset from before; torch's own fail there."""
+    data = list(range(6))
+    loader = build_loader(data, num_workers=1, persistent_workers=True)
+    running = iter(loader)
+    given_rows = [int(next(running))]
+    data.extend(range(6, 9))
+
+    given_rows += [int(batch) for batch in running]
+
+    assert given_rows == list(range(6))
+    assert [int(batch) for batch in loader] == list(range(9))
+
+
 def test_an_epoch_that_has_begun_ends_as_it_was():
     data = list(range(6))
     loader = build_loader(data, shuffle=True, seed=0, num_workers=0)
