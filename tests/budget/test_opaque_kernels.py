@@ -90,6 +90,12 @@ def test_norms_have_the_shapes_of_torchs_kernel(shape, dim, keepdim):
     assert norm.shape == torch.linalg.vector_norm(vectors, 2, dim, keepdim).shape
 
 
+def test_a_number_has_a_norm():
+    rule = shape_rule(torch.ops.aten.linalg_vector_norm.default)
+
+    assert rule(torch.tensor(3.0, device="meta"), 2, [0]).shape == ()
+
+
 @pytest.mark.parametrize("driver", [None, "gels", "gelsy", "gelsd", "gelss"])
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (12, 8), (8, 12)])
 @pytest.mark.parametrize("right_shape", [(3,), ()])

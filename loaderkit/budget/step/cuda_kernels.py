@@ -45,6 +45,8 @@ _OF_POSITION = 16
 _OF_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
 _QUERIES_OF_BLOCK, _WIDTH_OF_BLOCK = 64, 64
 """Numbers that a block of the backward pass of attention works on."""
+_WIDTHS_OF_TALL_BLOCKS = range(65, 97)
+"""For heads of such widths a block has twice the queries (an H200: heads of 96)."""
 _BLOCK_BYTES = 16
 """Beside them, of each block."""
 _FLASH_QUERIES, _FLASH_WIDTH = 128, 32
@@ -184,9 +186,11 @@ def attention_workspace(groups: int, length: int, width: int) -> int:
     >>> attention_workspace(512, 14, 8)
     8396800
     """
-    blocks = groups * math.ceil(length / _QUERIES_OF_BLOCK)
+    is_tall = width in _WIDTHS_OF_TALL_BLOCKS
+    queries = _QUERIES_OF_BLOCK * (2 if is_tall else 1)
+    blocks = groups * math.ceil(length / queries)
     padded_width = math.ceil(width / _WIDTH_OF_BLOCK) * _WIDTH_OF_BLOCK
-    numbers = _QUERIES_OF_BLOCK * padded_width
+    numbers = queries * padded_width
     return blocks * (numbers * torch.float32.itemsize + _BLOCK_BYTES)
 
 

@@ -145,15 +145,18 @@ def _vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Take the norm of a single number, too: torch 2.11 keeps all axes of that.
+    """Take the norm of vectors of one number, too: torch 2.11 keeps all axes of these.
 
     ``SAGPooling`` divides its scores by one, so that no plan could be made there.
     """
-    norm = _aten.linalg_vector_norm.default(vectors, order, dim, keepdim, dtype=dtype)
-    if keepdim or vectors.numel() != 1:
+    norm: torch.Tensor = _aten.linalg_vector_norm.default(
+        vectors, order, dim, keepdim, dtype=dtype
+    )
+    if keepdim or not vectors.dim():
         return norm
     axes = {axis % vectors.dim() for axis in dim or range(vectors.dim())}
-    return norm.reshape([1] * (vectors.dim() - len(axes)))
+    kept = [size for axis, size in enumerate(vectors.shape) if axis not in axes]
+    return norm.reshape(kept)
 
 
 _RULES: dict[OpOverload, Callable[..., Any]] = {
