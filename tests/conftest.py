@@ -132,6 +132,13 @@ def _environment_as_it_was():
     os.environ.update(before)
 
 
+@pytest.fixture
+def own_folder_of_temporary_files(tmp_path_factory, monkeypatch):
+    """Have temporary files apart from those of other processes of the machine."""
+    # A short name: workers make sockets in it, whose paths may have 107 bytes.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+
+
 @functools.cache
 def _collapse_pages_once():
     collapse_pages()

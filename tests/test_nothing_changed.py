@@ -18,90 +18,25 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from code_of_caller import (
+    COUNT,
+    FAILURES,
+    WIDTH,
+    Code,
+    Join,
+    Model,
+    Samples,
+    outcome_of,
+)
 from fresh_process import in_fresh_process
 from observed_state import changes, process_state, state_of
-from torch import nn
 
 import loaderkit
 from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
 from loaderkit.cli.main import main
 
-WIDTH, COUNT = 4, 12
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 20.00 MiB"
-
-
-class OfTheCallerError(Exception):
-    """What code of the caller's raises."""
-
-
-FAILURES = {
-    "done": None,
-    "failed": OfTheCallerError,
-    "interrupted": KeyboardInterrupt,
-}
-
-
-class Code:
-    """Code of the caller's: draws numbers, keeps things, and fails if it shall."""
-
-    def __init__(self, failure):
-        self.failure = failure
-        self.calls = []
-
-    def run(self, *noted):
-        torch.rand(1)
-        np.random.rand()
-        random.random()
-        self.calls.append(noted)
-        if self.failure is not None:
-            raise self.failure
-
-
-class Model(nn.Module):
-    """Has all that a step changes."""
-
-    def __init__(self, failure=None):
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(WIDTH)
-        self.drop = nn.Dropout().eval()
-        self.code = Code(failure)
-        self.generator = torch.Generator().manual_seed(1)
-        self.numbers = np.random.default_rng(0)
-        self.first.weight.grad = torch.ones(WIDTH, WIDTH)
-        self.kept = []
-        self.first.register_forward_hook(lambda *seen: self.kept.append(seen))
-
-    def forward(self, rows):
-        self.code.run(rows)
-        torch.rand(1, generator=self.generator)
-        self.numbers.random()
-        return self.drop(self.norm(self.frozen(self.first(rows)))).mean()
-
-
-class Samples(torch.utils.data.Dataset):
-    """Reading them changes them, in the process that reads."""
-
-    def __init__(self, failure=None):
-        self.code = Code(failure)
-        self.rows = torch.arange(COUNT * WIDTH).float().view(COUNT, WIDTH)
-        self.generator = random.Random(0)
-
-    def __len__(self):
-        return COUNT
-
-    def __getitem__(self, row):
-        self.generator.random()
-        self.code.run(row)
-        return self.rows[row]
-
-
-class Join(Code):
-    def __call__(self, samples):
-        self.run(len(samples))
-        return torch.utils.data.default_collate(samples)
 
 
 CALLS = {}
@@ -331,14 +266,8 @@ BEGUN = set()
 """Names of calls that this process has made: the first may import what stays."""
 
 
-@pytest.fixture(autouse=True)
-def _own_folder_of_temporary_files(tmp_path, monkeypatch):
-    # Other processes of the machine have their files in the common one.
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-
-
 @pytest.mark.many_cases
+@pytest.mark.usefixtures("own_folder_of_temporary_files")
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_a_call_changes_nothing_that_it_does_not_say(name, ending, tmp_path):
     if name not in BEGUN:
@@ -359,47 +288,6 @@ def changes_of(name, ending, folder):
     after = process_state(), state_of(own)
     del result
     return [*changes(before[0], after[0]), *changes(before[1], after[1])]
-
-
-def outcome_of(call):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return call()
-        except (Exception, KeyboardInterrupt, SystemExit):  # noqa: BLE001 -- or not
-            return None
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("way", ["shuffle", "generator", "sampler", "batches"])
-def test_an_epoch_changes_no_more_than_with_torch(way, workers):
-    ours = changes_of_an_epoch(loaderkit.build_loader, way, workers)
-    theirs = changes_of_an_epoch(torch.utils.data.DataLoader, way, workers)
-
-    assert ours <= theirs
-
-
-def changes_of_an_epoch(build, way, workers):
-    rows, join = list(torch.rand(COUNT, WIDTH)), Join(None)
-    draws = torch.Generator().manual_seed(5)
-    options = {
-        "shuffle": {"shuffle": True, "batch_size": 4},
-        "generator": {"shuffle": True, "batch_size": 4, "generator": draws},
-        "sampler": {"sampler": [3, 2, 1], "batch_size": 2},
-        "batches": {"batch_sampler": [[0, 1], [5, 4]]},
-    }[way]
-    loader = build(rows, **options, collate_fn=join, num_workers=workers)
-    # The first epoch with workers has their deaths told by a signal, in torch too.
-    assert len(list(loader))
-    own = {"rows": rows, "options": options, "join": join.calls}
-
-    before = process_state(), state_of(own)
-    assert len(list(loader))
-    after = process_state(), state_of(own)
-
-    changed = [*changes(before[0], after[0]), *changes(before[1], after[1])]
-    # Which reading of a process it is, but not what was read.
-    return {":".join(change.split("/")[1].split(":")[:2]) for change in changed}
 
 
 def one_of_each_kind():

@@ -299,7 +299,10 @@ def _parts_of(value):
     if isinstance(value, io.IOBase):
         return {"closed": value.closed, "at": None if value.closed else value.tell()}
     if isinstance(value, dict):
-        return {f"[{key!r}]": part for key, part in value.items()}
+        return {
+            _name_of_key(place, key): part
+            for place, (key, part) in enumerate(value.items())
+        }
     if isinstance(value, (list, tuple, collections.deque)):
         return {f"[{place}]": part for place, part in enumerate(value)}
     if isinstance(value, (set, frozenset)):
@@ -314,6 +317,11 @@ def _parts_of(value):
     if isinstance(value, types.MethodType):
         return {"self": value.__self__}
     return _attributes(value)
+
+
+def _name_of_key(place, key):
+    # A parameter, of an optimizer's state, tells its values, which change.
+    return f"[{key!r}]" if isinstance(key, _VALUES) else f"[{place}]"
 
 
 def _parts_of_tensor(tensor):
