@@ -55,7 +55,7 @@ def wait_for_queues():
         # Where a worker has failed, torch's iterator is in a cycle with the error.
         gc.collect()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join()
 
 
 def kind_of(change):
