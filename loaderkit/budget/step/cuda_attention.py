@@ -80,7 +80,7 @@ def run_attention(
     if _is_flash(query, bias):
         query, key, value = map(_fill_heads_up, (query, key, value))
     apply: Any = _Attention.apply
-    output = apply(query, key, value, bias)[..., :width]
+    output = apply(tracker, query, key, value, bias)[..., :width]
     if bias is not None and (bias.requires_grad or shares_keys):
         # torch may take the plain formula instead: a Swin's windows were attended by
         # the fused kernel, T5 was not; an H100 has a kernel of cuDNN for heads that
@@ -190,12 +190,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        tracker: Tracker,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Make the output and the sums."""
+        ctx.tracker = tracker
         batch, heads, length, _ = query.shape
         if _is_flash(query, bias):
             output = torch.empty_like(query)  # in its order, whatever that is
@@ -224,7 +226,11 @@ class _Attention(torch.autograd.Function):
             sums_bytes = groups * length * torch.float32.itemsize
             nbytes = attention_workspace(groups, length, width) + sums_bytes
         workspace = query.new_empty(nbytes, dtype=torch.uint8)
-        needs_bias = bias is not None and ctx.needs_input_grad[3]
+        if query.dtype in NARROW_FLOATS:
+            # cuDNN may attend in place of torch's kernels, with less or nothing beside
+            # its outputs (an H100, sequences of 12: nothing).
+            ctx.tracker.note_uncertain(workspace, UncertainBytes(-nbytes, 0, 0))
+        needs_bias = bias is not None and ctx.needs_input_grad[4]
         of_bias = bias.new_empty(bias.shape) if needs_bias else None
         del workspace, copied
-        return (*gradients, of_bias)
+        return (None, *gradients, of_bias)
