@@ -100,6 +100,19 @@ def _refuse_state(loader: object) -> NoReturn:
     raise LoaderError(message, why=why, fix=fix)
 
 
+def _two_fetch_ahead() -> LoaderError:
+    """Refuse to copy ahead for a loop that fetches ahead itself.
+
+    The end of the epoch is found here while the loop still has two batches to use, and
+    a state that it saves then would leave out the last one.
+    """
+    message = "DevicePrefetcher takes no batches of a loader with lookahead=True."
+    why = "both fetch a batch ahead, and a state saved near the end would lose one"
+    fix = "give Lightning the loader itself, whose batches it moves; in a loop of your "
+    fix += "own, build it without lookahead=True"
+    return LoaderError(message, why=why, fix=fix)
+
+
 def page_locked(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to page-locked memory, from which a device copies by itself.
 
@@ -193,6 +206,9 @@ class CopiedBatches(Iterator[Any]):
         device: Where they go.
         device_module: torch's module of that kind of device, such as ``torch.cuda``.
         page_lock: Copies a tensor to page-locked memory.
+
+    Raises:
+        LoaderError: The loop, too, fetches a batch ahead (``lookahead=True``).
     """
 
     def __init__(
@@ -202,6 +218,9 @@ class CopiedBatches(Iterator[Any]):
         device_module: StreamModule,
         page_lock: Callable[[torch.Tensor], torch.Tensor] = page_locked,
     ) -> None:
+        if isinstance(host_batches, LoaderEpoch) and host_batches.lookahead:
+            host_batches.close()
+            raise _two_fetch_ahead()
         self._host_batches = _HostBatches(host_batches)
         self._device, self._device_module = device, device_module
         self._page_lock = page_lock

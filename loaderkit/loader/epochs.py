@@ -119,7 +119,9 @@ class LoaderEpoch(Iterator[Any]):
         self.progress = progress
         self._last_taken = progress.standing
         self._torch_iterator = torch_iterator
-        self._ends_workers, self._lookahead = ends_workers, lookahead
+        self._ends_workers = ends_workers
+        self.lookahead = lookahead
+        """Whether the loop fetches each batch before it uses the one before."""
         self._batches, self._dataset = loader.batches, loader.dataset
         self._start = progress.start
         self._loader_length = loader.__len__
@@ -202,7 +204,7 @@ class LoaderEpoch(Iterator[Any]):
             # The loop calls __next__, which calls this.
             has_more = self._equal_batches.note(delivery.batch, stacklevel=3)
             self._equal_batches = self._equal_batches if has_more else None
-        if self._lookahead:
+        if self.lookahead:
             # Whoever asks for this batch uses the one before it next; whoever is told
             # that there are no more uses the last, and ``progress`` has ended.
             last_used, self._last_taken = self._last_taken, standing

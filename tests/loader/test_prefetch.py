@@ -514,3 +514,13 @@ def test_no_page_locked_block_is_used_again_before_its_copy_is_done():
     sums = [batch.double().mean() for batch in DevicePrefetcher(batches, "cuda")]
 
     assert [value.item() for value in sums] == list(range(40))
+
+
+def test_batches_are_not_fetched_ahead_twice():
+    loader = build_loader(list(range(6)), batch_size=2, num_workers=0, lookahead=True)
+
+    with pytest.raises(LoaderError, match="build it without lookahead=True"):
+        copied_as_on_a_card(loader)
+    moved = moved_when_asked(loader)  # one at a time, so the loop alone looks ahead
+
+    assert len(list(moved)) == 3
