@@ -160,10 +160,11 @@ def test_it_holds_what_torch_does(seed):
         {"key": torch.randn(4, 3, 8)},
         {"attn_mask": torch.zeros(5, 7)},
         {"key_padding_mask": torch.zeros(3, 4, dtype=torch.bool)},
+        {"attn_mask": torch.zeros(5, 5, dtype=torch.uint8)},
         {"is_causal": True},
         {"num_heads": 3},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=["key", "mask", "padding", "mask of bytes", "causal", "heads"],
 )
 def test_what_torch_refuses_is_refused_in_its_words(changes):
     layer = nn.MultiheadAttention(8, 2)

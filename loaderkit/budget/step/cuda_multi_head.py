@@ -122,12 +122,18 @@ def _is_made_here(given: dict[str, Any]) -> bool:
     padding, mask = given["key_padding_mask"], given["attn_mask"]
     if given["is_causal"] and mask is None:
         return False
+    if not (_is_mask_or_none(padding) and _is_mask_or_none(mask)):
+        return False
     length, keys = query.shape[0], key.shape[0]
     if padding is not None and tuple(padding.shape) != (*batch, keys):
         return False
     count = batch[0] if batch else 1
     shapes = {(length, keys), (count * heads, length, keys)}
     return mask is None or tuple(mask.shape) in shapes
+
+
+def _is_mask_or_none(mask: torch.Tensor | None) -> bool:
+    return mask is None or mask.dtype is torch.bool or mask.is_floating_point()
 
 
 def _added_to_weights(
