@@ -277,10 +277,8 @@ CALLED_LIKE = [
 )
 def test_every_keyword_of_what_does_alike_is_taken_or_answered(name, module, path):
     like = operator.attrgetter(path)(pytest.importorskip(module))
-    options = CALLS[name][2] if name in CALLS else None
     taken = {*inspect.signature(getattr(loaderkit, name)).parameters}
-    if options is not None:
-        taken |= {*inspect.signature(options).parameters}
+    taken |= keywords_of(name) if name in CALLS else set()
     # Those that do not stand for a keyword of their own.
     ours = {"self", "kwargs", "config_kwargs", "dataloader", "hub_kwargs"}
 

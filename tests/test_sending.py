@@ -15,6 +15,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
+from holders import Holder, LeavesOut, Slotted
 
 from loaderkit import SafeDataset
 from loaderkit.memory import shm_batch
@@ -33,13 +34,6 @@ def why_unsendable(parts, method):
     """Say what is in the way; empty where nothing is."""
     obstacle = find_obstacle(parts, method)
     return "" if obstacle is None else obstacle.why
-
-
-class Holder:
-    """Holds something, as a dataset holds its counter or lock."""
-
-    def __init__(self, held):
-        self.held = held
 
 
 def of_nowhere():
@@ -204,25 +198,6 @@ def test_more_tensors_than_open_files_are_sent_and_still_share_memory(tmp_path):
 
     wanted = str(list(range(400)))
     assert run.stdout.splitlines() == [wanted] * 3 + ["20000 0.0"], run.stderr
-
-
-class LeavesOut:
-    """Has what cannot be sent, and leaves it out of its pickle."""
-
-    def __init__(self):
-        self.lock, self.number = threading.Lock(), 3
-
-    def __getstate__(self):
-        return {"number": self.number}
-
-
-class Slotted:
-    """Has no ``__dict__``."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held):
-        self.held = held
 
 
 def of_local_class(base, *arguments):

@@ -449,13 +449,19 @@ drops_half_made_iterators = pytest.mark.filterwarnings(
 def check_workers_cannot_start(loader):
     """Begin an epoch in a process that may open two files more."""
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    open_files = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files + 2, most_files[1]))
+    # The limit is of a file's number: those that are free below the highest would do.
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    fillers = []
+    while not fillers or fillers[-1] < highest:
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 3, most_files[1]))
     try:
         with pytest.raises(LoaderError, match="could not start"):
             iter(loader)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, most_files)
+        for filler in fillers:
+            os.close(filler)
 
 
 @pytest.mark.slow

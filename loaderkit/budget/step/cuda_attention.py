@@ -81,6 +81,7 @@ def run_attention(
         query, key, value = map(_fill_heads_up, (query, key, value))
     apply: Any = _Attention.apply
     output = apply(tracker, query, key, value, bias)[..., :width]
+    tracker.log.assumptions["a fused kernel of attention, as on cuda", "attention"] += 1
     if bias is not None and (bias.requires_grad or shares_keys):
         # torch may take the plain formula instead: a Swin's windows were attended by
         # the fused kernel, T5 was not; an H100 has a kernel of cuDNN for heads that
