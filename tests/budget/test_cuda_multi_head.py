@@ -183,7 +183,8 @@ def test_what_torch_refuses_is_refused_in_its_words(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(0, len(TRUE_BYTES), 20))
+@pytest.mark.long_cases
+@pytest.mark.parametrize("seed", range(0, len(TRUE_BYTES), 10))
 def test_what_a_step_took_on_a_gpu_lies_in_its_interval(seed):
     drawn = draw_attention(seed)
 
