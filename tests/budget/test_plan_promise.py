@@ -134,14 +134,20 @@ class Nodes(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_plan_for_a_list_gives_bounds_that_its_loader_takes():
-    data = unequal(30)
+def test_a_plan_for_a_list_gives_bounds_that_its_loader_keeps():
+    data, model = unequal(30), Padding()
+    nodes = Nodes()
+    limit = 40 * 2**10
 
-    plan = plan_batch(Nodes(), data, "cpu", limit="1 MiB", batch_size=8)
+    by_nodes = plan_batch(nodes, data, "cpu", limit=limit, batch_size=8)
+    by_samples = plan_batch(model, data, "cpu", limit="1 MiB", batch_size=8)
 
-    bounds = plan.configurations[0].budget.loader_options()
-    assert list(bounds) == ["batch_size"]
-    assert len(list(build_loader(data, "cpu", num_workers=0, **bounds)))
+    bounds = by_nodes.configurations[0].budget.loader_options()
+    assert list(bounds) == ["batch_size", "max_nodes", "max_edges"]
+    for batch in build_loader(data, "cpu", shuffle=True, num_workers=0, **bounds):
+        assert max(measure_step(nodes, batch, Step()).values()) <= limit
+    # What a model pads is no sum over its nodes.
+    assert list(by_samples.configurations[0].budget.loader_options()) == ["batch_size"]
 
 
 @pytest.mark.slow

@@ -776,13 +776,13 @@ def choose_budget(
     # samples as it may have.
     free = limit / (1 + peak_model.error) - peak_model.lines[:, 0]
     free = free - np.maximum(peak_model.lines[:, 1], 0) * most
-    if samples.kind == "sequences" and samples.dataset_tells("tokens"):
+    if samples.kind == "sequences" and samples.loader_counts_tokens():
         if (np.abs(peak_model.lines[:, 3:]) > _NEGLIGIBLE_BYTES).any():
             # Padded places take bytes too, which no bound of tokens limits.
             return BatchBudget(batch_size=count, bucket_by="tokens")
         return _budget_of_tokens(cost_model, free, most) or by_samples
     is_graphs = samples.kind in {"graphs", "typed graphs"}
-    if is_graphs and samples.dataset_tells("nodes", "edges"):
+    if is_graphs and samples.loader_counts_nodes():
         return _budget_of_nodes(cost_model, free, most) or by_samples
     return by_samples
 

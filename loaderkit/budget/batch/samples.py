@@ -21,6 +21,7 @@ from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
 from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 from loaderkit.randomness import preserve_random_states
+from loaderkit.sample_sizes import lies_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,9 +111,17 @@ class Samples:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def dataset_tells(self, *names: str) -> bool:
-        """Tell whether a loader can ask the dataset itself for sizes by these names."""
-        return all(_sizes_told(self.dataset, name) is not None for name in names)
+    def loader_counts_tokens(self) -> bool:
+        """Tell whether a loader takes ``max_tokens`` for these samples."""
+        return _sizes_told(self.dataset, "tokens") is not None
+
+    def loader_counts_nodes(self) -> bool:
+        """Tell whether a loader takes ``max_nodes`` and ``max_edges`` for them.
+
+        It asks the dataset, or looks at graphs that lie in memory.
+        """
+        told = (_sizes_told(self.dataset, name) for name in ("nodes", "edges"))
+        return all(size is not None for size in told) or lies_in_memory(self.dataset)
 
     def as_one_stream(self) -> str:
         """Write how parts of a stream of events become one; empty if they are none."""
