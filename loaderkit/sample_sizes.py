@@ -191,4 +191,6 @@ def lengths_in(sample: object) -> Iterator[tuple[str, int]]:
     """Find the length of every field of a sample that has one, by its path."""
     for path, field in fields_in(sample):
         if getattr(field, "ndim", 1):
-            yield path, len(field)
+            # Nested tensors have a size in their first dimension, but no length.
+            is_nested = isinstance(field, torch.Tensor) and field.is_nested
+            yield path, field.size(0) if is_nested else len(field)

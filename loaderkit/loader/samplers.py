@@ -304,9 +304,11 @@ def _oversized_rows(rule: BatchRule) -> Ints:
     )
     name = next(exceeded_names)
     message = f"Sample {row:,} has {rule.sizes[name][row]:,} {name}, above the limit "
-    message += f"of {rule.limits[name]:,}; so have {len(oversized) - 1:,} more."
+    message += f"of {rule.limits[name]:,}"
+    if len(oversized) > 1:
+        message += f"; so have {len(oversized) - 1:,} more"
     fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
-    raise LoaderError(message, why="no batch can hold it", fix=fix)
+    raise LoaderError(f"{message}.", why="no batch can hold it", fix=fix)
 
 
 def _order_rows(rule: BatchRule, rows: Ints, generator: np.random.Generator) -> Ints:

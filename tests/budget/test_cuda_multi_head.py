@@ -16,6 +16,7 @@ from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.memory_profile import memory_profile
 from loaderkit.budget.step.train_step import Step
+from loaderkit.errors import StepError
 
 CUDA = DeviceSpec("cuda")
 FILE = Path(__file__).parents[1] / "corpora" / "cuda_attention.json"
@@ -113,6 +114,43 @@ def test_it_returns_what_torch_does_with_its_gradients(seed):
 
     assert ours.count == 1
     torch.testing.assert_close(outputs, expected)
+
+
+class AttendsToItself(nn.Module):
+    def __init__(self, named):
+        super().__init__()
+        self.attention, self.named = nn.MultiheadAttention(8, 2), named
+
+    def forward(self, rows):
+        return self.attention(rows, rows, rows, **self.named)[0].sum()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8), (4, 0, 8), (0, 0, 8)])
+@pytest.mark.parametrize("needs_weights", [True, False])
+@pytest.mark.parametrize("mask", [None, "attn_mask", "key_padding_mask"])
+def test_a_step_of_no_rows_is_tracked_where_torch_runs_it(shape, needs_weights, mask):
+    length, batch, _ = shape
+    masks = {
+        "attn_mask": torch.zeros(length, length),
+        "key_padding_mask": torch.zeros(batch, length),
+    }
+    named = {"need_weights": needs_weights}
+    named |= {mask: masks[mask]} if mask else {}
+    model, rows = AttendsToItself(named), torch.zeros(shape)
+    refusal = None
+    try:
+        model(rows)
+    except RuntimeError as error:
+        refusal = str(error)
+
+    if refusal is not None:
+        with pytest.raises(StepError) as raised:
+            estimate(model, rows, Step(None, target=CUDA))
+        assert refusal in str(raised.value)
+    else:
+        result = estimate(model, rows, Step(None, target=CUDA))
+        assert result.method == "tracked"
+        assert result.peak >= sum(part.nbytes for part in model.parameters())
 
 
 def bytes_of_step(layer, tensors, named):

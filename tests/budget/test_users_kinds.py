@@ -2,8 +2,11 @@
 
 import array
 import collections
+import copy
 import dataclasses
 import functools
+import io
+import itertools
 import operator
 import random
 import threading
@@ -34,6 +37,23 @@ class InSlots:
 @dataclasses.dataclass
 class InAttributes:
     kept: object = None
+
+
+def with_other_methods(kind):
+    """Make a subclass whose own methods neither read nor write what it holds."""
+
+    def refuse(_self, *_args, **_named):
+        raise TypeError
+
+    names = ("__iter__", "__setitem__", "clear", "copy", "extend", "items", "update")
+    methods = {name: refuse for name in names if hasattr(kind, name)}
+    return type(f"Other{kind.__name__}", (kind,), methods)
+
+
+OTHER = {
+    kind: with_other_methods(kind)
+    for kind in (list, set, dict, collections.deque, collections.OrderedDict)
+}
 
 
 def weak_dict():
@@ -74,6 +94,24 @@ KINDS = {
         lambda kept, output: kept.append(output),
     ),
     "a set": (set, lambda kept, output: kept.add(output)),
+    **{
+        f"a {kind.__name__} with other methods": (
+            other,
+            lambda kept, output, add=kind.add if kind is set else kind.append: add(
+                kept, output
+            ),
+        )
+        for kind, other in OTHER.items()
+        if not issubclass(kind, dict)
+    },
+    **{
+        f"a {kind.__name__} with other methods": (
+            other,
+            lambda kept, output, kind=kind: kind.__setitem__(kept, "a", output),
+        )
+        for kind, other in OTHER.items()
+        if issubclass(kind, dict)
+    },
     "a counter": (collections.Counter, lambda kept, _output: kept.update("a")),
     "a dict of lists": (
         lambda: collections.defaultdict(list),
@@ -206,6 +244,12 @@ def state_of_all(kept):
         "numpy's older one": lambda generator: repr(generator.get_state()),
         "a weak dict": lambda nest: repr(list(nest["kept"].values())),
         "a thread's own": vars,
+        **{
+            f"a {kind.__name__} with other methods": functools.partial(
+                lambda kind, kept: repr(list(kind.__iter__(kept))), kind
+            )
+            for kind in OTHER
+        },
     }
     return {
         name: state_of(read[name](part) if name in read else part)
@@ -297,6 +341,88 @@ def test_its_twin_each_of_these_changes_is_seen():
 def without_versions(found):
     """Leave out how often a tensor was written to: what puts it back writes to it."""
     return [change for change in found if "/version: " not in change]
+
+
+class Proxy:
+    """Such as one of a request: outside of one it has no attributes, and says so."""
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"no request has {name}")
+
+
+REFUSING = {
+    "a lock": threading.Lock,
+    "a condition": threading.Condition,
+    "a thread's own": threading.local,
+    "a generator": lambda: iter(number for number in range(3)),
+    "a file": lambda: io.BufferedReader(io.BytesIO()),
+    "a weak method": lambda: weakref.WeakMethod(GLOBAL_OBJECT.method),
+    "a class that is made otherwise": lambda: Tagged("tag", a=1),
+    "a proxy": Proxy,
+}
+"""By name: what ``copy.deepcopy`` refuses."""
+
+
+class Tagged(collections.OrderedDict):
+    def __init__(self, tag, **items):
+        super().__init__(**items)
+        self.tag = tag
+
+
+class WithMethod:
+    def method(self):
+        pass
+
+
+GLOBAL_OBJECT = WithMethod()
+
+
+class Holds(Model):
+    """Changes what it holds beside what refuses to be copied."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.count, self.outputs = held, 0, []
+        self.register_buffer("center", torch.zeros(WIDTH))
+
+    def forward(self, rows):
+        self.count += 1
+        hidden = self.layer(rows)
+        self.outputs.append(hidden)
+        self.center += hidden.detach().mean(0)
+        return hidden
+
+
+PLACES = {
+    "an attribute": lambda held: nn.Sequential(Holds(held)),
+    "a module inside": lambda held: nn.Sequential(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), Holds(held)), nn.Linear(WIDTH, WIDTH)
+    ),
+    "a nest": lambda held: nn.Sequential(Holds({"a": [1, (held, [])]})),
+    "an object": lambda held: nn.Sequential(Holds(InAttributes(held))),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"), list(zip(REFUSING, itertools.cycle(PLACES), strict=False))
+)
+def test_what_refuses_to_be_copied_keeps_no_model_from_an_estimate(kind, place):
+    held, rows = REFUSING[kind](), torch.rand(6, WIDTH)
+    with pytest.raises(Exception, match=r".+"):
+        copy.deepcopy(held)
+    model, without = PLACES[place](held), PLACES[place](None)
+    without.load_state_dict(model.state_dict())
+    holder = next(part for part in model.modules() if isinstance(part, Holds))
+    values = [value.clone() for value in model.state_dict().values()]
+
+    for call in CALLS.values():
+        # The same bytes as without it: nothing but what refuses is shared.
+        result, expected = call(model, rows), call(without, rows)
+        assert getattr(result, "peak", None) == getattr(expected, "peak", None)
+
+    assert (holder.count, holder.outputs) == (0, [])
+    assert all(map(torch.equal, model.state_dict().values(), values))
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -107,6 +107,29 @@ def test_lists_in_samples_have_lengths_too(tmp_path):
     assert sizes_of(samples, "bytes")[5] == 6 * 8
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_as_long_as_they_have_tensors(layout):
+    samples = [
+        torch.nested.nested_tensor([torch.rand(2)] * (1 + i % 4), layout=layout)
+        for i in range(COUNT)
+    ]
+
+    assert sizes_or_none(samples, "tokens") == [sample.size(0) for sample in samples]
+    assert sizes_or_none(samples, "nodes") is None
+
+
+@pytest.mark.parametrize("larger", [1, 3])
+def test_larger_samples_are_counted_where_there_are_more(larger):
+    samples = [torch.rand(9)] * larger + [torch.rand(2)] * 3
+
+    with pytest.raises(LoaderError) as raised:
+        build_loader(samples, max_tokens=4, num_workers=0)
+
+    assert ("so have 2 more." in str(raised.value)) == (larger == 3)
+    assert "0 more" not in str(raised.value)
+
+
 def dynamic_batches(dataset, most, mode):
     # Without a number of steps it has no length, which list() would ask for.
     return [batch for batch in DynamicBatchSampler(dataset, most, mode)]  # noqa: C416

@@ -109,6 +109,9 @@ def _is_made_here(given: dict[str, Any]) -> bool:
         return False
     if any(tensor.is_nested for tensor in tensors):
         return False
+    # Nothing is computed, and torch refuses some of these for want of a size.
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return False
     features, heads = query.shape[-1], given["num_heads"]
     if features != given["embed_dim_to_check"] or features % heads:
         return False

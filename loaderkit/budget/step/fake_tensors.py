@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import logging
@@ -16,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from loaderkit.budget.step.measure import has_one_storage
-from loaderkit.budget.step.step_copies import StepCopies, step_copies
+from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_copies
 from loaderkit.errors import StepError
 from loaderkit.nests import flatten_tensors, map_tensors
 
@@ -91,8 +90,7 @@ def fake_model(
         for value in [*module.buffers(recurse=False), *held]:
             if id(value) not in memo:
                 memo[id(value)] = fake_floats(fake, value, copy_integers=True)
-    # deepcopy takes what is in the memo for copied already.
-    return copy.deepcopy(model, memo)
+    return copy_of_model(model, memo)
 
 
 def fake_copies(

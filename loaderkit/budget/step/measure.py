@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import warnings
@@ -15,7 +14,7 @@ from torch.autograd.profiler import record_function
 
 from loaderkit.budget.step.memory_profile import memory_profile
 from loaderkit.budget.step.peaks import PHASES
-from loaderkit.budget.step.step_copies import StepCopies, step_copies
+from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_copies
 from loaderkit.budget.step.train_step import (
     Step,
     checkpoint_blocks,
@@ -129,8 +128,7 @@ def _copy_module(model: torch.nn.Module, copies: dict[int, Any]) -> Any:
         # The parameters of a copy of a compiled module would be no leaves.
         if isinstance(module, torch.jit.ScriptModule):
             copies[id(module)] = _copy_compiled(module)
-    # deepcopy takes what is in the memo for copied already.
-    return copy.deepcopy(model, copies)
+    return copy_of_model(model, copies)
 
 
 def _copy_compiled(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:

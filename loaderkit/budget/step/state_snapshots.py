@@ -168,7 +168,7 @@ class _TensorState:
         """Another tensor of the same memory, which stays with it where the user's is
         given other memory or another shape."""
         self._storage_bytes = 0
-        is_plain = type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided
+        is_plain = type(tensor) in _PLAIN_TENSORS and _has_strides(tensor)
         if is_plain and not tensor.is_inference():
             self.memory = tensor.detach()
             self._storage_bytes = tensor.untyped_storage().nbytes()
@@ -206,6 +206,11 @@ class _TensorValues(NamedTuple):
         is_dense = self.memory.layout is torch.strided
         if not is_dense or not torch.equal(self.memory, self.before):
             self.memory.copy_(self.before)
+
+
+def _has_strides(tensor: torch.Tensor) -> bool:
+    # A nested tensor may say that it is strided, and has no shape to compare.
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _is_same_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -265,8 +270,7 @@ def _restore_class(kind: type, attributes: dict[str, Any]) -> None:
 
 
 def _read_dict(container: Any) -> list[Any]:
-    # Names and values in turn, so that each is compared by itself.  Classes of users
-    # may have changed what iterating means.
+    # Names and values in turn, so that each is compared by itself.
     return [part for item in dict.items(container) for part in item]
 
 
@@ -282,9 +286,10 @@ def _read_ordered_dict(container: Any) -> list[Any]:
 
 
 def _write_ordered_dict(container: Any, before: list[Any]) -> None:
-    pairs = zip(before[::2], before[1::2], strict=True)
     collections.OrderedDict.clear(container)
-    collections.OrderedDict.update(container, pairs)
+    # ``update`` would assign by the method of the user's class.
+    for name, value in zip(before[::2], before[1::2], strict=True):
+        collections.OrderedDict.__setitem__(container, name, value)
 
 
 def _read_weak_dict(container: Any) -> list[Any]:
@@ -297,13 +302,26 @@ def _write_weak_dict(container: Any, before: list[Any]) -> None:
 
 
 def _write_list(container: Any, before: list[Any]) -> None:
-    container.clear()
-    container.extend(before)
+    list.clear(container)
+    list.extend(container, before)
 
 
-def _write_set(container: set[Any], before: list[Any]) -> None:
-    container.clear()
-    container.update(before)
+def _read_set(container: Any) -> list[Any]:
+    return [*set.__iter__(container)]
+
+
+def _write_set(container: Any, before: list[Any]) -> None:
+    set.clear(container)
+    set.update(container, before)
+
+
+def _read_deque(container: Any) -> list[Any]:
+    return [*collections.deque.__iter__(container)]
+
+
+def _write_deque(container: Any, before: list[Any]) -> None:
+    collections.deque.clear(container)
+    collections.deque.extend(container, before)
 
 
 def _read_cell(cell: types.CellType) -> list[Any]:
@@ -361,15 +379,16 @@ _WAYS: dict[Any, tuple[Callable[[Any], list[Any]], Callable[[Any, list[Any]], No
 _WAYS = {
     collections.OrderedDict: (_read_ordered_dict, _write_ordered_dict),
     dict: (_read_dict, _write_dict),
-    list: (list, _write_list),
+    list: (list.copy, _write_list),
     # A set has an order too, as long as nothing is added to it.
-    set: (list, _write_set),
-    collections.deque: (list, _write_list),
+    set: (_read_set, _write_set),
+    collections.deque: (_read_deque, _write_deque),
     types.CellType: (_read_cell, _write_cell),
     **dict.fromkeys(_WEAK_DICTS, (_read_weak_dict, _write_weak_dict)),
 }
-"""How the contents of a container are listed, and how a list is put in their place.
-Of two classes that fit the first holds."""
+"""How the contents of a container are listed, and how a list is put in their place: by
+Python's own methods, since classes of users may have changed what theirs do.  Of two
+classes that fit the first holds."""
 CONTAINERS = tuple(_WAYS)
 ARRAYS = (np.ndarray, bytearray, array.array)
 GENERATORS = (

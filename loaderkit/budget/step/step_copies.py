@@ -82,6 +82,83 @@ def step_copies(
     return StepCopies(twin, own_batch, own_step, copier.parameters)
 
 
+def copy_of_model(model: torch.nn.Module, memo: dict[int, Any]) -> Any:
+    """Copy a module; the copy shares what refuses to be copied, such as a lock.
+
+    What it shares is the user's own, and is put back as it was (``users_state``).
+
+    Args:
+        model: A module; not changed.
+        memo: What is copied already, by the ``id`` of the user's, as ``copy.deepcopy``
+            keeps it; gets what is copied here.
+
+    Returns:
+        The copy.
+
+    Raises:
+        Exception: A module of it refuses.
+    """
+    given = dict(memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception:  # noqa: BLE001 -- a lock, a file, a class of the user's
+        # It may hold copies that are half made.
+        memo.clear()
+        memo.update(given)
+        refusing = _RefusingParts(memo)
+        refusing.find_in(vars(model))
+        memo.update(refusing.found)
+        return copy.deepcopy(model, memo)
+
+
+class _RefusingParts:
+    """Finds what ``copy.deepcopy`` cannot copy.
+
+    Args:
+        memo: What is copied already, by the ``id`` of the user's.
+    """
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        self._memo = memo
+        self._seen: set[int] = set()
+        self.found: dict[int, Any] = {}
+        """The smallest such parts, by ``id``."""
+
+    def find_in(self, parts: dict[Any, Any]) -> None:
+        """Look at the parts of a container, an object or a module, by name."""
+        for name, part in parts.items():
+            if id(part) in self._seen or self._can_be_copied(part):
+                continue
+            self._seen.add(id(part))
+            self.find_in(_parts_of(part))
+            # A step of the user's own modules is none of a copy.
+            may_be_shared = name != "_modules" and not isinstance(part, torch.nn.Module)
+            if may_be_shared and not self._can_be_copied(part):
+                self.found[id(part)] = part
+
+    def _can_be_copied(self, part: object) -> bool:
+        try:
+            copy.deepcopy(part, self._memo | self.found)
+        except Exception:  # noqa: BLE001 -- it runs code of the user's objects
+            return False
+        return True
+
+
+def _parts_of(value: Any) -> dict[Any, Any]:
+    """Give what a container, a module or an object of the user's own class holds."""
+    if type(value) is dict:
+        return value
+    if type(value) in _CONTAINERS:
+        return dict(enumerate(value))
+    # Threads of a library's object, such as a logger's, would find half of a copy.
+    if is_of_library(type(value)) and not isinstance(value, torch.nn.Module):
+        return {}
+    try:
+        return dict(vars(value))
+    except Exception:  # noqa: BLE001 -- it has no attributes, or refuses
+        return {}
+
+
 def bytes_of_loss(model: torch.nn.Module, batch: object, step: Step) -> int:
     """Sum what a loss reaches that is neither its model's nor its batch's.
 

@@ -7,7 +7,6 @@ a rule for shapes.  The first is the user's to know, the second is ours to work 
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ from loaderkit.budget.step.fake_tensors import (
     fake_copies,
     without_torch_logging,
 )
-from loaderkit.budget.step.step_copies import StepCopies, step_copies
+from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
 from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.errors import StepError
@@ -171,7 +170,7 @@ def _model_on_meta(model: torch.nn.Module, copies: dict[int, Any]) -> Any:
         )
     for buffer in model.buffers():
         copies[id(buffer)] = torch.empty_like(buffer, device="meta")
-    return copy.deepcopy(model, copies)
+    return copy_of_model(model, copies)
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

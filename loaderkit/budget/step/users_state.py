@@ -132,7 +132,7 @@ class UsersState:
             self._snapshots.note_generator(value)
             return ()
         # Of what a library wraps (a cache of ``functools``), that is the user's.
-        wrapped = getattr(value, "__wrapped__", None)
+        wrapped = _attribute_or_none(value, "__wrapped__")
         if isinstance(wrapped, types.FunctionType):
             return (wrapped,)
         return self._note_object(value)
@@ -222,8 +222,8 @@ class UsersState:
         return inside if len(inside) <= _MOST_ELEMENTS else ()
 
     def _note_object(self, value: Any) -> Iterable[Any]:
-        attributes = getattr(value, "__dict__", None)
-        has_attributes = attributes is not None or hasattr(value, "__slots__")
+        attributes = _attribute_or_none(value, "__dict__")
+        has_attributes = attributes is not None or hasattr(type(value), "__slots__")
         if not has_attributes or isinstance(value, (types.ModuleType, Dataset)):
             return ()
         if not isinstance(value, _OBJECTS_OF_LIBRARIES) and is_of_library(type(value)):
@@ -238,6 +238,17 @@ def _assigned_globals(code: types.CodeType) -> set[str]:
         return set()
     instructions = dis.get_instructions(code)
     return {step.argval for step in instructions if step.opcode == _STORE_GLOBAL}
+
+
+def _attribute_or_none(value: object, name: str) -> Any:
+    """Look an attribute up where the user's ``__getattr__`` may raise any error.
+
+    Such as the proxy of a request or a connection, outside of which it has none.
+    """
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 -- it runs code of the user's objects
+        return None
 
 
 def _is_cache(value: object) -> bool:
