@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right
 
 from loaderkit import estimate_step
 from loaderkit.budget.step import tracker
@@ -182,3 +183,28 @@ def test_numbers_given_to_operators_decide_shapes(size):
     truth = max(measure_step(model, x, Step()).values())
     assert estimated.exact
     assert estimated.peak == pytest.approx(truth, rel=0.002)
+
+
+class LowerRight(nn.Module):
+    """Attention with a mask of torch's own class, which is not made under a mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows):
+        heads = self.layer(rows)
+        mask = causal_lower_right(heads.shape[-2], heads.shape[-2])
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, mask)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_tensor_that_no_mode_lets_be_made_keeps_no_step_from_an_estimate(target):
+    model, rows = LowerRight(), torch.rand(2, 3, 5, 4)
+    model(rows).mean().backward()
+    assert max(measure_step(model, rows, Step(None)).values()) > 0
+
+    result = estimate_step(model, rows, target=target)
+
+    assert result.method == "formula"
+    assert "already associated" in str(result)

@@ -37,7 +37,11 @@ from loaderkit.budget.step.peaks import (
     totals,
 )
 from loaderkit.budget.step.step_copies import bytes_of_loss
-from loaderkit.budget.step.step_errors import error_of_step, find_error_without_memory
+from loaderkit.budget.step.step_errors import (
+    error_of_step,
+    find_error_without_memory,
+    is_refusal_of_subclass,
+)
 from loaderkit.budget.step.track import has_assumption, track_step
 from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
 from loaderkit.budget.step.train_step import (
@@ -616,7 +620,7 @@ def _measure_points_if_cut(
 def _measure_whole_or_raise(
     model: torch.nn.Module, batch: object, step: Step
 ) -> dict[Phase, int] | None:
-    """Measure the step itself if it is small.
+    """Measure the step itself if it is small, and a mode of torch can watch it.
 
     Raises:
         StepError: It does not run.
@@ -624,6 +628,8 @@ def _measure_whole_or_raise(
     try:
         return measure_whole(model, batch, step)
     except Exception as error:
+        if is_refusal_of_subclass(error):
+            return None
         raise error_of_step(error) from error
 
 

@@ -112,6 +112,15 @@ def is_limit_of_fakes(error: Exception) -> bool:
     return any(word in text for word in _WORDS_OF_LIMITS)
 
 
+def is_refusal_of_subclass(error: Exception) -> bool:
+    """Tell whether torch refuses to make a tensor of a subclass under a mode.
+
+    Where ``torch.Tensor`` itself makes it, as with torch's ``causal_lower_right``; it
+    does so without a mode.
+    """
+    return "creating a new tensor subclass" in str(error).lower()
+
+
 def find_error_without_memory(
     model: torch.nn.Module, batch: object, step: Step
 ) -> Exception | None:
