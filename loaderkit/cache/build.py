@@ -282,6 +282,18 @@ class Build:
         number = len(self.shards)
         adopted = replace(shard, file=shard_name(number, shard.xxh3))
         source, target = folder / shard.file, self.path / adopted.file
+        # A cache that is extended names the file as the new one will: nothing to do,
+        # and nothing for a later run to find.
+        if source != target:
+            self._name_adopted(number, adopted, source)
+        elif not exists(source):
+            raise _replaced_meanwhile(source)
+        self.shards.add(adopted)
+        return adopted
+
+    def _name_adopted(self, number: int, adopted: Shard, source: Path) -> None:
+        """Give a file of another cache its name in this one, behind a note."""
+        target = self.path / adopted.file
         with writing(target):
             self.note_written(adopted.file)
         # Its name appears behind the note, which a later run holds against the file.
@@ -297,8 +309,6 @@ class Build:
                 partial = self.folder / f"{number:05}.partial"
                 link_or_copy(source, partial)
                 publish(partial, target)
-        self.shards.add(adopted)
-        return adopted
 
     def keep_intact(self) -> None:
         """Take over the shards of an earlier run whose files are as they were written.

@@ -134,11 +134,16 @@ class ExecutorEngine:
             self._executor.shutdown(wait=False)
             self._executor = None
 
-    def refused(self, error: BaseException | None = None) -> DatasetError:
+    def refused(
+        self, error: BaseException | None = None, *, blamed_rows: range | None = None
+    ) -> DatasetError:
         """Say that the executor takes no tasks, or that its workers end at once."""
         if error is not None:
             return self._workers_end_at_once(error)
         refusal = self._refusal
+        if blamed_rows is not None and refusal is not None:
+            # The engine's own words: loky tells the exit status of the lost worker.
+            return self.lost(blamed_rows, refusal)
         message = f"The executor takes no tasks: {type(refusal).__name__}: {refusal}"
         why = "it was shut down, or a worker of it died before it had a task of ours"
         fix = "executor=lambda: ... makes a new one where one broke"

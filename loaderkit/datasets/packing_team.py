@@ -83,8 +83,15 @@ class Engine(Protocol):
     def lost(self, rows: range, error: BaseException) -> DatasetError:
         """Say with which samples a worker was lost."""
 
-    def refused(self, error: BaseException | None = None) -> DatasetError:
-        """Say that it takes no tasks, or that its workers end before they do one."""
+    def refused(
+        self, error: BaseException | None = None, *, blamed_rows: range | None = None
+    ) -> DatasetError:
+        """Say that it takes no tasks, or that its workers end before they do one.
+
+        Args:
+            error: How its workers end.
+            blamed_rows: Samples that have probably cost it a worker before.
+        """
 
 
 class _Outstanding(NamedTuple):
@@ -290,9 +297,7 @@ class PackingTeam:
                 future.cancel()
 
     def _refusal_of_engine(self, blamed_rows: range | None) -> DatasetError:
-        if blamed_rows is None:
-            return self._engine.refused()
-        return self._engine.lost(blamed_rows, RuntimeError("it takes no more tasks"))
+        return self._engine.refused(blamed_rows=blamed_rows)
 
 
 class _Shards:

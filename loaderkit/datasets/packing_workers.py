@@ -159,7 +159,12 @@ class LocalEngine:
     def drop_broken(self, broken: object) -> None:
         """It never breaks as a whole."""
 
-    def refused(self, error: BaseException | None = None) -> DatasetError:
+    def refused(
+        self,
+        error: BaseException | None = None,
+        *,
+        blamed_rows: range | None = None,  # noqa: ARG002
+    ) -> DatasetError:
         """It takes all tasks."""
         return _start_failed(error, "no packing worker is left")
 

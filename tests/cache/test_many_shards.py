@@ -467,3 +467,20 @@ def test_where_addresses_are_limited_shards_are_read_one_by_one(tmp_path):
 def test_files_that_stay_open_are_half_of_those_allowed():
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert shards_module.max_kept_open() == min(1024, soft // 2)
+
+
+def test_a_cache_that_is_extended_writes_nothing_of_the_shards_it_has(tmp_path):
+    samples = [np.arange(3), np.arange(5)]
+    folder = write_cache(tmp_path / "c", [[{"x": values}] for values in samples])
+    shards = Store(folder).manifest.shards
+
+    notes = {}
+    for path in (folder, tmp_path / "other"):
+        with open_build(path, overwrite=True) as build:
+            build.resume({"compression": None, "samples": 3})
+            for shard in shards:
+                build.adopt(shard, folder)
+            notes[path.name] = len(list(build.folder.glob("0*.json")))
+
+    # The twin: another cache has to make links, and notes them.
+    assert notes == {"c": 0, "other": 2}

@@ -241,6 +241,7 @@ def test_a_pool_that_broke_and_cannot_be_replaced_is_told_of(tmp_path):
     with processes(2) as executor, lost as caught:
         len(kills(tmp_path, {130: 1}, executor))
 
+    assert "BrokenProcessPool: " in caught.value.what
     assert "executor=lambda" in caught.value.fix
     assert [int(s["x"][0]) for s in kills(tmp_path, {}, None)] == list(range(400))
 
