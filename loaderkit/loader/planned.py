@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import warnings
 import weakref
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,8 @@ class PlannedLoader(DataLoader[Any]):
         # that ran beside it.
         self._epoch_of_kept: Callable[[], LoaderEpoch | None] = _no_epoch
         self._told_length: ToldLength | None = None
+        # Batches of the epoch when somebody asked, since a state was loaded.
+        self._length_asked: int | None = None
         self._warned_of_seeds = False
         # Something was assigned since the kept workers were started.
         self._has_changed = False
@@ -261,7 +264,8 @@ class PlannedLoader(DataLoader[Any]):
         batches = self._setup.batches
         if isinstance(batches, EpochBatches):
             # Not len(batches), which follows whoever loops over loader.batch_sampler.
-            return len(batches.current())
+            self._length_asked = len(batches.current())
+            return self._length_asked
         if batches is not None:
             return len(batches)
         rule = self._setup.iterable
@@ -274,6 +278,29 @@ class PlannedLoader(DataLoader[Any]):
         """Warn where an iterable dataset gives more than ``len(loader)`` said."""
         if self._told_length is not None:
             self._told_length.check(batches, stacklevel=5)
+
+    def _warn_of_longer_epoch(self) -> None:
+        """Warn where an epoch has more batches than were told before its state came.
+
+        It has where more ranks go on, or larger batches: those that are done held fewer
+        samples, and count.  Lightning asks for the length before it loads the state,
+        and trains on as many batches.
+        """
+        asked, self._length_asked = self._length_asked, None
+        assert self._setup is not None  # since a state was loaded
+        batches = self._setup.batches
+        if asked is None or not isinstance(batches, EpochBatches):
+            return
+        length = len(batches.current())
+        if length > asked:
+            message = f"len(loader) was {asked:,} before this state was loaded, and is "
+            message += f"{length:,} now: who counts batches by the first, as Lightning "
+            message += (
+                "does, leaves out the last ones of this epoch. Go on with as many "
+            )
+            message += "ranks and samples a batch as saved the state, or count by the "
+            message += "batches that come"
+            warnings.warn(message, stacklevel=3)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next.
@@ -309,6 +336,7 @@ class PlannedLoader(DataLoader[Any]):
         planned_state.check(state, self.num_workers)
         self.close()
         planned_state.load(state)
+        self._warn_of_longer_epoch()
 
     def _planned_state(self) -> LoaderState:
         if self._setup is None:
