@@ -311,13 +311,14 @@ class PassingProxy(HttpServer):
                 headers.pop("Transfer-Encoding", None)
                 headers["Content-Length"] = str(len(content))
                 # As they came: headers are signed, that of the host too.
-                server = http.client.HTTPConnection(url.removeprefix("http://"))
-                server.request(self.command, self.path, content, headers)
-                answer = server.getresponse()
-                body = proxy.change_answer(self.path, answer.read())
-                proxy.note_answer()
-                self.answer(answer.status, body, answer.headers)
-                server.close()
+                host = url.removeprefix("http://")
+                # Closed also where the store, or who has asked, is gone by then.
+                with contextlib.closing(http.client.HTTPConnection(host)) as server:
+                    server.request(self.command, self.path, content, headers)
+                    answer = server.getresponse()
+                    body = proxy.change_answer(self.path, answer.read())
+                    proxy.note_answer()
+                    self.answer(answer.status, body, answer.headers)
 
             do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 
