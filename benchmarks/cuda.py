@@ -10,7 +10,6 @@ them.  Each takes about a minute.
 from __future__ import annotations
 
 import argparse
-import copy
 import functools
 import gc
 import importlib
@@ -37,7 +36,7 @@ from benchmarks.large_models import LARGE_STEPS
 from benchmarks.workloads import BATCH, InMemory, make_graphs
 from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
-from loaderkit.budget.step.step_copies import step_copies
+from loaderkit.budget.step.step_copies import copy_of_model, step_copies
 from loaderkit.budget.step.train_step import (
     Step,
     call_model,
@@ -212,7 +211,7 @@ def measure_on_gpu(model: Any, batch: Any, step: Step) -> tuple[int, int]:
 
 
 def _copy_to_gpu(model: nn.Module, copies: dict[int, Any]) -> nn.Module:
-    twin: nn.Module = copy.deepcopy(model, copies).to(DEVICE)
+    twin: nn.Module = copy_of_model(model, copies).to(DEVICE)
     return twin
 
 

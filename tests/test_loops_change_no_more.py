@@ -24,6 +24,7 @@ from code_of_caller import (
     outcome_of,
 )
 from observed_state import changes, process_state, state_of
+from quiet_trainer import quiet_settings
 from torch import nn
 
 import loaderkit
@@ -380,17 +381,7 @@ def fit_with_transformers(model, rows, folder, *, is_watched):
 
     from loaderkit.integrations import transformers as ours
 
-    settings = transformers.TrainingArguments(
-        output_dir=folder,
-        num_train_epochs=3,
-        per_device_train_batch_size=8,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+    settings = quiet_settings(folder, num_train_epochs=3)
     callbacks = [callback_of(ours)] if is_watched else []
     transformers.Trainer(
         model, settings, train_dataset=rows, callbacks=callbacks

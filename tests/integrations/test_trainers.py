@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from quiet_trainer import quiet_settings
 
 import loaderkit
 
@@ -81,17 +82,7 @@ def test_the_hugging_face_callback_finds_the_planted_leak_and_no_other(
     reports = []
     detector = loaderkit.LeakDetector("cpu", on_leak=reports.append, every=5)
     callback = LeakCallback(detector)
-    settings = transformers.TrainingArguments(
-        output_dir=tmp_path,
-        num_train_epochs=12,
-        per_device_train_batch_size=8,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-    )
+    settings = quiet_settings(tmp_path, num_train_epochs=12)
     trainer = transformers.Trainer(
         Model(keep), settings, train_dataset=rows, callbacks=[callback]
     )
