@@ -267,7 +267,7 @@ def refuse_keyword(
     message = f"{caller} has no option {name!r}."
     hint = (KEYWORDS.get(caller, {}) if hints is None else hints).get(name)
     if hint is not None:
-        fix = hint.fix if hint.why else _with_value(hint.fix, value)
+        fix = hint.fix if hint.why else rename_in_hint(hint.fix, value)
         return OptionError(message, why=hint.why or _OTHER_NAME, fix=fix)
     elsewhere = OPTIONS_ELSEWHERE.get(name)
     if elsewhere is not None:
@@ -276,18 +276,44 @@ def refuse_keyword(
     return OptionError(message, why=_NO_SUCH_NAME, fix=suggest_name(name, own_names))
 
 
-def _with_value(fix: str, value: object) -> str:
-    """Put what a keyword was given in the place of an example of the same type.
+def rename_in_hint(fix: str, value: object) -> str:
+    """Put what a keyword was given in the place of the examples that it fits.
 
-    >>> _with_value("target='cuda'", "mps"), _with_value("rank=0", "node")
+    Args:
+        fix: Options with an example each.
+        value: What was given under another name.
+
+    >>> rename_in_hint("target='cuda'", "mps"), rename_in_hint("rank=0", "node")
     ("target='mps'", 'rank=0')
+    >>> rename_in_hint("tolerance=16384, or limit='1MiB'", "2 MB")
+    "tolerance='2 MB', or limit='2 MB'"
     """
+    return ", or ".join(_with_value(part, value) for part in fix.split(", or "))
+
+
+def _with_value(fix: str, value: object) -> str:
+    """Put a value in the place of an example of its type; an amount in an amount's."""
     name, _, example = fix.partition("=")
     try:
         example_value = ast.literal_eval(example)
     except (ValueError, SyntaxError):
         return fix
-    return f"{name}={value!r}" if type(value) is type(example_value) else fix
+    is_amount = name in _AMOUNTS and _is_amount(value)
+    if is_amount or type(value) is type(example_value):
+        return f"{name}={value!r}"
+    return fix
+
+
+_AMOUNTS = frozenset({"tolerance", "limit", "shard_bytes", "max_bytes", "mirror_bytes"})
+"""Options that are a number of bytes, or a text with a unit."""
+
+
+def _is_amount(value: object) -> bool:
+    """Whether a value is a number of bytes, or a text such as "1 MiB"."""
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"\s*[\d.]+\s*[kmgt]?i?b\s*", value, re.IGNORECASE))
+    # Of fewer bytes than a page it is not known whether they were meant.
+    return isinstance(value, int) and value >= 4096
 
 
 _NO_SUCH_NAME = "none of its options has that name"

@@ -39,7 +39,7 @@ from loaderkit import (
     plan_batch,
     verify,
 )
-from loaderkit.arguments import nearest_name
+from loaderkit.arguments import nearest_name, refuse_keyword
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.datasets.absent import CONSTRUCTORS
@@ -143,6 +143,38 @@ def test_the_value_goes_with_the_name_where_it_can_be_meant():
 
     assert device.value.fix == "target='mps'"
     assert mode.value.fix == "max_nodes=1000"
+
+
+def options_in(fix):
+    """Options with an example value each: ``{"tolerance": 16384, "limit": "1MiB"}``."""
+    options = {}
+    for part in fix.split(", or "):
+        name, equals, example = part.partition("=")
+        try:
+            value = ast.literal_eval(example)
+        except (ValueError, SyntaxError):
+            continue
+        if equals and name.isidentifier():
+            options[name] = value
+    return options
+
+
+OTHER_VALUES = [7, 5_000_000, "3 MiB", "3mib", "other", 0.25, True, None]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_answer_to_a_keyword_drops_a_value_that_would_do(name):
+    sizes = {"tolerance", "limit", "shard_bytes", "max_bytes", "mirror_bytes"}
+    for keyword, hint in KEYWORDS[name].items():
+        if hint.why:
+            continue
+        examples = options_in(hint.fix)
+        for value in OTHER_VALUES:
+            is_size = value in (5_000_000, "3 MiB", "3mib")
+            answered = options_in(refuse_keyword(name, keyword, [], value=value).fix)
+            for option, example in examples.items():
+                fits = type(value) is type(example) or (is_size and option in sizes)
+                assert answered[option] == (value if fits else example), keyword
 
 
 FIRST_ARGUMENTS = {"dataset", "more", "name", "path", "source"}

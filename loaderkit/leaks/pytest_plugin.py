@@ -10,6 +10,7 @@ import difflib
 import functools
 import inspect
 import json
+import logging
 import re
 import sys
 import unittest
@@ -21,6 +22,7 @@ import pytest
 from loaderkit.habits import KEYWORDS
 
 if TYPE_CHECKING:
+    import warnings
     from collections.abc import Callable, Iterator, Mapping
 
     from loaderkit.leaks.detector import LeakDetector
@@ -58,6 +60,64 @@ def pytest_configure(config: pytest.Config) -> None:
         "again and again, up to three times as often where that decides, and fail if "
         "memory grows with each call (loaderkit)",
     )
+
+    config.pluginmanager.register(_UnknownSettings(config))
+
+
+_UNKNOWN_SETTINGS = pytest.StashKey[set[str]]()
+
+
+class _UnknownSettings:
+    """Collects settings of the ini file that are probably meant for this plugin.
+
+    pytest warns of each that nobody has registered, and goes on: a test with a
+    misspelt ``leak_limit`` would pass.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._names = config.stash.setdefault(_UNKNOWN_SETTINGS, set())
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Keep the name that a warning is about; pytest tells earlier ones, too."""
+        if issubclass(warning_message.category, pytest.PytestConfigWarning):
+            text = str(warning_message.message)
+            self._names.update(re.findall(r"Unknown config option: (leak_\w+)", text))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test with a mark that is probably a misspelt ``leak_free``.
+
+    pytest warns of marks that nobody has registered, and calls the test once: it would
+    pass, whatever it keeps.
+    """
+    registered: list[str] | None = None
+    for mark in item.iter_markers():
+        if mark.name == MARK or not _is_spelt_alike(mark.name):
+            continue
+        if registered is None:
+            lines = item.config.getini("markers")
+            registered = [re.split(r"[:(]", line)[0].strip() for line in lines]
+        if mark.name not in registered:
+            _fail(
+                f"{mark.name} is no mark.",
+                why="a test without the right one is called once, and not watched",
+                fix=_write_mark(mark.args, mark.kwargs),
+            )
+
+
+def _is_spelt_alike(name: str) -> bool:
+    """Whether a mark is ``leak_free`` but for a letter or two, or how it is joined.
+
+    >>> _is_spelt_alike("LeakFree"), _is_spelt_alike("leak_fre")
+    (True, True)
+    >>> _is_spelt_alike("leak"), _is_spelt_alike("data_leak"), _is_spelt_alike("leaky")
+    (False, False, False)
+    """
+    letters = name.lower().replace("_", "")
+    own_letters = MARK.replace("_", "")
+    # One letter of eight that is missing, too many, another one or exchanged with the
+    # next gives 0.87 or more, "break_free" 0.82.
+    return difflib.SequenceMatcher(None, letters, own_letters).ratio() > 0.85
 
 
 def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> None:
@@ -108,6 +168,7 @@ def leak_detector(request: pytest.FixtureRequest) -> Iterator[LeakDetector]:
     item = request.node
     detector = _make_detector(_read_settings(item), on_leak="raise")
     failed_before = request.session.testsfailed
+    caplog = _caplog_of(request)
     yield detector
     has_failed = request.session.testsfailed > failed_before
     if not detector.has_started:
@@ -119,7 +180,8 @@ def leak_detector(request: pytest.FixtureRequest) -> Iterator[LeakDetector]:
             )
         return
     report = detector.report()
-    _keep_verdict(item, report)
+    records = caplog.get_records("call") if caplog else ()
+    _keep_verdict(item, report, _what_pytest_keeps(0, len(records)))
     if not has_failed:
         _judge(item, report, "leak_detector.epochs(range({}))")
 
@@ -226,7 +288,11 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
     _unless_refused(settings, detector.start)
     failed_before = item.session.testsfailed
 
+    subtests = _SubtestCounter(item.nodeid)
+
     def call_once(epoch: int) -> None:
+        if epoch:
+            _forget_earlier_calls(item)
         try:
             result = call(epoch)
         except Exception:
@@ -243,18 +309,102 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
             raise _SubtestFailedError
         _refuse_result_to_run(result)
 
+    plugins = item.config.pluginmanager
+    plugins.register(subtests)
     try:
         report = judge_calls(detector, call_once, epochs, most=most)
     except _SubtestFailedError:
         # It is reported at once, and lets the test go on: there is no use in failing it
         # again in each epoch.
         return
-    _keep_verdict(item, report)
+    finally:
+        plugins.unregister(subtests)
+    # What was logged went with each call.
+    _keep_verdict(item, report, _what_pytest_keeps(subtests.count, 0))
     _judge(item, report, f"@pytest.mark.{MARK}(epochs={{}})")
 
 
 class _SubtestFailedError(Exception):
     """A subtest of a call failed."""
+
+
+class _SubtestCounter:
+    """Counts the reports of subtests, each of which pytest keeps to its end."""
+
+    def __init__(self, nodeid: str) -> None:
+        self._nodeid = nodeid
+        self.count = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a report that comes while the test runs: its own come behind it."""
+        self.count += report.nodeid == self._nodeid
+
+
+_CAPTURE_FIXTURES = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys")
+
+
+def _forget_earlier_calls(item: pytest.Function) -> None:
+    """Empty what pytest itself keeps of a call: its log, and its output.
+
+    Else each test that logs would leak, and one that looks at its log would find that
+    of all calls.  What is shown of a test that fails is then that of its last call.
+
+    Not the warnings of ``recwarn``: Python tells each of them once, in the first call.
+    """
+    # One is caplog's, and one is for the report.
+    for handler in _capturing_handlers():
+        handler.clear()
+    for name in _CAPTURE_FIXTURES:
+        if name in item.funcargs:
+            capture: Any = item.funcargs[name]
+            capture.readouterr()
+
+
+def _capturing_handlers() -> list[Any]:
+    """Find pytest's handlers that keep what is logged; none with other pytests.
+
+    Their class is that of ``caplog.handler``, which only a test that takes ``caplog``
+    has.
+    """
+    try:
+        from _pytest.logging import LogCaptureHandler
+    except ImportError:
+        return []
+    handlers = logging.getLogger().handlers
+    return [handler for handler in handlers if isinstance(handler, LogCaptureHandler)]
+
+
+def _caplog_of(request: pytest.FixtureRequest) -> pytest.LogCaptureFixture | None:
+    """Give what knows the records of a test; None with ``-p no:logging``."""
+    try:
+        caplog: pytest.LogCaptureFixture = request.getfixturevalue("caplog")
+    except pytest.FixtureLookupError:
+        return None
+    return caplog
+
+
+def _what_pytest_keeps(subtests: int, records: int) -> str:
+    """Say which part of a leak is pytest's own; nothing where none is.
+
+    Args:
+        subtests: Of all calls of a test.
+        records: That it has logged, and pytest keeps.
+
+    >>> _what_pytest_keeps(0, 0)
+    ''
+    """
+    if subtests:
+        return (
+            f"pytest keeps the reports of {subtests:,} subtests, which are in these "
+            "figures; a loop without subtests has none"
+        )
+    if records:
+        return (
+            f"pytest keeps {records:,} records that were logged, which are in these "
+            "figures; caplog.clear() in each epoch drops them, and -p no:logging "
+            "keeps none"
+        )
+    return ""
 
 
 def _judge(item: pytest.Item, report: LeakReport, fix: str) -> None:
@@ -296,6 +446,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for nodeid, row in sorted(rows.items()):
         page = f"  [{row.page}]" if row.page else ""
         terminalreporter.line(f"{nodeid}: {row.headline}{page}")
+        if row.note:
+            terminalreporter.line(f"  note: {row.note}")
 
 
 class _Settings(NamedTuple):
@@ -331,14 +483,35 @@ def _read_settings(item: pytest.Item) -> _Settings:
         name: text for name, text in ini_values.items() if text
     }
     of_ini_file = frozenset(values)
-    # The marker that is closest to the test comes first: its class may have one, too.
-    mark = next(item.iter_markers(MARK), None)
-    if mark is not None:
+    ini_file = "the ini file" if config.inipath is None else config.inipath.name
+    _check_names_of_settings(config.stash[_UNKNOWN_SETTINGS], ini_file)
+    # A test may have several markers, and its class another.  The closest one is last
+    # here, and wins.
+    for mark in reversed(list(item.iter_markers(MARK))):
         _check_arguments(mark)
         values |= mark.kwargs
         of_ini_file -= set(mark.kwargs)
-    ini_file = "" if config.inipath is None else config.inipath.name
     return _Settings(values, of_ini_file, ini_file)
+
+
+def _check_names_of_settings(unknown: set[str], ini_file: str) -> None:
+    """Fail a test where the ini file has a setting of no such name."""
+    from loaderkit.arguments import nearest_name
+
+    if not unknown:
+        return
+    name = min(unknown).removeprefix("leak_")
+    meant = nearest_name(name, _OPTIONS)
+    if name in _HINTS:
+        hinted = _HINTS[name].fix.partition("=")[0]
+        meant = hinted if hinted in _OPTIONS else meant
+    others = ", ".join(f"leak_{option}" for option in _OPTIONS)
+    fix = f"it is one of {others}" if meant is None else f"leak_{meant} in {ini_file}"
+    _fail(
+        f"leak_{name} is no setting.",
+        why=f"pytest passes over names that it does not know; there are {others}",
+        fix=fix,
+    )
 
 
 _HINTS = {**KEYWORDS["LeakDetector"], **KEYWORDS["assert_no_leak"]}
@@ -351,20 +524,38 @@ def _check_arguments(mark: pytest.Mark) -> None:
     if not mark.args and not unknown:
         return
     unwanted = ", ".join(sorted(unknown)) or "a positional argument"
-    near = [difflib.get_close_matches(name, _OPTIONS, 1) for name in unknown]
-    meant = sorted(name for matches in near for name in matches)
-    fix = f"@pytest.mark.{MARK}(epochs=12), or without brackets"
-    hints = [_HINTS[name].fix for name in sorted(unknown) if name in _HINTS]
-    settings = [hint for hint in hints if hint.partition("=")[0] in _OPTIONS]
-    if settings:
-        setting, _, _ = settings[0].partition(", or ")
-        fix = f"@pytest.mark.{MARK}({setting})"
-    elif meant:
-        fix = f"did you mean {', '.join(meant)}?"
-    elif mark.args:
-        fix = f"@pytest.mark.{MARK}(epochs={mark.args[0]!r})"
     why = f"it takes {', '.join(_OPTIONS)}, by name"
+    fix = _write_mark(mark.args, mark.kwargs)
     _fail(f"{MARK} got {unwanted}.", why=why, fix=fix)
+
+
+def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
+    """Write the marker as it was probably meant, with the values that were given.
+
+    >>> _write_mark((8,), {})
+    '@pytest.mark.leak_free(epochs=8)'
+    >>> _write_mark((), {"threshold": "1 MiB", "epoch": 9, "device": "cpu"})
+    "@pytest.mark.leak_free(tolerance='1 MiB', epochs=9, device='cpu')"
+    >>> _write_mark((), {"verbose": True})
+    '@pytest.mark.leak_free'
+    """
+    from loaderkit.arguments import nearest_name, rename_in_hint, show_value
+
+    settings: dict[str, str] = {}
+    if len(args) == 1:
+        # A number is one of calls, and a text an amount.
+        name = "tolerance" if isinstance(args[0], str) else "epochs"
+        settings[name] = show_value(args[0])
+    for given, value in kwargs.items():
+        option = nearest_name(given, _OPTIONS) if given not in _OPTIONS else given
+        text = show_value(value)
+        if given in _HINTS:
+            hint = rename_in_hint(_HINTS[given].fix, value).partition(", or ")[0]
+            option, _, text = hint.partition("=")
+        if option in _OPTIONS:
+            settings.setdefault(option, text)
+    arguments = ", ".join(f"{name}={text}" for name, text in settings.items())
+    return f"@pytest.mark.{MARK}({arguments})" if settings else f"@pytest.mark.{MARK}"
 
 
 def _fail(what: str, *, why: str, fix: str) -> NoReturn:
@@ -381,8 +572,9 @@ def _unless_refused(settings: _Settings, call: Callable[[], T]) -> T:
     except OptionError as error:
         problem = error
     # Outside of the handler: its traceback would be in the report.
-    name, equals, value = problem.fix.partition("=")
     fix = problem.fix
+    # "tolerance='1 GB', or '1 B'": the first of what it names.
+    name, equals, value = fix.partition(", or ")[0].partition("=")
     if equals and name in settings.of_ini_file:
         text = value.strip("'")
         fix = f"leak_{name} = {text} in {settings.ini_file}"
@@ -407,12 +599,21 @@ class _Row(NamedTuple):
     bytes_per_epoch: int = 0
     page: str = ""
     """Path of the report that was asked for."""
+    note: str = ""
+    """What of a leak is pytest's own."""
 
 
-def _keep_verdict(item: pytest.Item, report: LeakReport) -> None:
-    """Keep the verdict for the summary and JUnit, and write the page asked for."""
+def _keep_verdict(item: pytest.Item, report: LeakReport, of_pytest: str) -> None:
+    """Keep the verdict for the summary and JUnit, and write the page asked for.
+
+    Args:
+        item: The test.
+        report: Of it.
+        of_pytest: What of a leak is pytest's own.
+    """
     page = _write_report(item, report)
-    row = _Row(report.verdict, report.headline, report.bytes_per_epoch, page)
+    note = of_pytest if report.leaking else ""
+    row = _Row(report.verdict, report.headline, report.bytes_per_epoch, page, note)
     _keep_row(item, row)
 
 

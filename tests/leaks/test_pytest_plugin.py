@@ -10,6 +10,7 @@ import pytest
 # pytester lets go of the modules that its tests import, and torch cannot be imported
 # twice into a process: so everything is here before.
 import loaderkit.leaks.detector  # noqa: F401
+from loaderkit.leaks.pytest_plugin import _is_spelt_alike as is_spelt_alike
 
 TESTS = """
     import pytest, torch
@@ -123,7 +124,7 @@ def test_wrong_use_is_told(pytester):
             "  why: it takes*by name",
             "  fix: @pytest.mark.leak_free(epochs=8)",
             "*leak_free got epoch.",
-            "  fix: did you mean epochs[?]",
+            "  fix: @pytest.mark.leak_free(epochs=8)",
             "*cannot repeat an async test*",
             "  fix: *def test_async(): asyncio.run(_test_async())",
             "*assert 1 == 2*",
@@ -135,7 +136,7 @@ def test_wrong_use_is_told(pytester):
             "  why: its type is str",
             "  fix: epochs=6",
             "*leak_free got threshold.",
-            "  fix: @pytest.mark.leak_free(tolerance=16384)",
+            "  fix: @pytest.mark.leak_free(tolerance='1 MiB')",
         ]
     )
 
@@ -483,3 +484,207 @@ def test_a_report_without_the_name_of_a_test_is_let_be(pytester):
     )
 
     pytester.runpytest().assert_outcomes(passed=1)
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz_"
+
+
+def _misspellings(name):
+    """A letter missing, too many, exchanged with the next or another; other joins."""
+    for place in range(len(name)):
+        yield name[:place] + name[place + 1 :]
+        yield name[:place] + name[place] * 2 + name[place + 1 :]
+        yield name[:place] + name[place : place + 2][::-1] + name[place + 2 :]
+        for letter in LETTERS:
+            yield name[:place] + letter + name[place + 1 :]
+            yield name[:place] + letter + name[place:]
+    yield from (
+        name.replace("_", ""),
+        name.upper(),
+        "LeakFree",
+        "leakFree",
+        "free_leak",
+    )
+
+
+OTHER_MARKS = """
+    leak leaks leaky leakage no_leak leak_test limit_leaks limit_memory memory_leak
+    data_leakage free freeze network slow asyncio timeout flaky serial thread_free
+    lock_free leak_check parametrize usefixtures gpu lake leap_year break_free
+"""
+
+
+def test_marks_that_are_spelt_nearly_right_are_known_from_others():
+    missed = {
+        word
+        for word in _misspellings("leak_free")
+        if word != "leak_free" and not is_spelt_alike(word)
+    }
+    assert missed == {"free_leak"}  # pytest warns of it
+    assert [word for word in OTHER_MARKS.split() if is_spelt_alike(word)] == []
+
+
+@pytest.mark.slow
+def test_a_misspelt_mark_fails_unless_somebody_registered_it(pytester):
+    pytester.makeini("[pytest]\nmarkers =\n    leakfree(why): of another plugin\n")
+    pytester.makepyfile(
+        """
+        import unittest
+        import pytest
+
+        @pytest.mark.leak_fre(epoch=7)
+        def test_misspelt(): pass
+
+        @pytest.mark.leakfree
+        def test_of_another_plugin(): pass
+
+        @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.leak_feee), 2])
+        def test_one_of_two(n): pass
+
+        class TestMethod(unittest.TestCase):
+            @pytest.mark.Leak_Free
+            def test_method(self): pass
+        """
+    )
+    result = pytester.runpytest("-W", "ignore::pytest.PytestUnknownMarkWarning")
+
+    result.assert_outcomes(passed=2, errors=3)
+    result.stdout.fnmatch_lines(
+        ["leak_fre is no mark.", "  fix: @pytest.mark.leak_free(epochs=7)"]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("leak_tolerence = 1MiB", "  fix: leak_tolerance in tox.ini"),
+        ("leak_threshold = 1MiB", "  fix: leak_tolerance in tox.ini"),
+        ("leak_epoch = 9", "  fix: leak_epochs in tox.ini"),
+        ("leak_wobble = 9", "  fix: it is one of leak_device, leak_epochs*"),
+        ("leak_tolerance = 1", "  fix: leak_tolerance = 1 GB in tox.ini"),
+        ("leak_epochs = three", "  fix: leak_epochs = 6 in tox.ini"),
+    ],
+)
+def test_wrong_settings_of_the_ini_file_fail(pytester, setting, told):
+    pytester.makefile(".ini", tox=f"[pytest]\n{setting}\n")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.leak_free
+        def test_marked(): pass
+
+        def test_other(): pass
+        """
+    )
+    result = pytester.runpytest()
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([told])
+
+
+def test_a_setting_of_the_command_line_is_told_without_an_ini_file(pytester):
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.leak_free\ndef test_marked(): pass"
+    )
+    result = pytester.runpytest("-o", "leak_epochs=three")
+    result.stdout.fnmatch_lines(["  fix: leak_epochs = 6 in the ini file"])
+
+
+@pytest.mark.slow
+def test_what_pytest_keeps_of_the_calls_is_no_leak(pytester):
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture(params=[False, True], ids=["flat", "planted"])
+        def keep(request):
+            kept = []
+            yield kept.append if request.param else lambda _: None
+        """
+    )
+    pytester.makepyfile(
+        """
+        import logging
+        import pytest
+
+        pytestmark = pytest.mark.leak_free
+
+        def test_log(keep):
+            for step in range(100):
+                logging.getLogger("train").warning("step %s", step)
+            keep(bytearray(100_000))
+
+        def test_own_log(keep, caplog):
+            with caplog.at_level(logging.INFO):
+                logging.getLogger("train").info("one")
+            assert len(caplog.records) == 1
+            keep(bytearray(100_000))
+
+        def test_output(keep, capsys):
+            print("a" * 50_000)
+            keep(bytearray(100_000))
+
+        def test_read_output(keep, capfd):
+            print("a")
+            assert capfd.readouterr().out == "a\\n"
+            keep(bytearray(100_000))
+        """
+    )
+    result = pytester.runpytest("-q")
+
+    result.assert_outcomes(passed=4, failed=4)
+    result.stdout.no_fnmatch_line("FAILED *flat*")
+
+
+@pytest.mark.slow
+def test_what_pytest_keeps_of_subtests_and_own_loops_is_told_beside_a_leak(pytester):
+    pytester.makepyfile(
+        """
+        import logging
+        import pytest
+
+        @pytest.mark.leak_free
+        def test_subtests(subtests):
+            for n in range(50):
+                with subtests.test(n=n): pass
+
+        def test_own_loop(leak_detector):
+            for _ in leak_detector.epochs(range(12)):
+                for step in range(100):
+                    logging.getLogger("train").warning("step %s", step)
+        """
+    )
+    result = pytester.runpytest("-q")
+
+    result.stdout.fnmatch_lines(
+        [
+            "  note: pytest keeps 1,200 records that were logged, which are in*",
+            "  note: pytest keeps the reports of * subtests, which are in*",
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_several_markers_add_up_and_the_closest_wins(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        calls = []
+
+        @pytest.mark.leak_free(epochs=9, tolerance="10 MiB")
+        class TestGroup:
+            @pytest.mark.leak_free(epochs=7)
+            def test_kept(self, leak_epoch):
+                calls.append(bytearray(300_000))
+
+            def test_calls(self):
+                pass
+
+        def test_it_ran_seven_times():
+            assert len(calls) == 7
+        """
+    )
+    pytester.runpytest().assert_outcomes(passed=3)
