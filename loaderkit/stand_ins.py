@@ -52,6 +52,12 @@ _BY_CLASS: tuple[tuple[str, str, str | Fix], ...] = (
     ("pyarrow", "Table", Fix.of("x.to_pylist()", FORMATTED)),
     ("pyarrow", "", "x.to_pylist(), or x.as_py() of a single value"),
     ("builtins", "generator", "list(x)"),
+    # What is read from a file lies in it until it is asked for, and the file may be
+    # closed by then.
+    ("h5py", "Dataset", "x[()]"),
+    ("torch", "Generator", "x.get_state()"),
+    ("torch", "dtype", "str(x)"),
+    ("torch", "device", "str(x)"),
     ("torch_geometric.typing", "SparseTensor", "x.coo()"),
 )
 """By names, so that none of these libraries is imported for it.  The first row that

@@ -678,15 +678,82 @@ def test_a_cache_that_was_moved_while_it_is_open_is_told_to_be_gone(tmp_path):
     assert len(open_cache(moved)) == len(SAMPLES)
 
 
-@pytest.mark.parametrize("written", ["s3:/bucket/rows", "gs:/bucket/rows"])
-def test_a_url_with_a_slash_too_few_is_not_packed_into(written, tmp_path, monkeypatch):
+class Rows(SafeDataset):
+    def keys(self):
+        return range(2)
+
+    def load(self, n):
+        return n
+
+
+WRITERS = {
+    "pack": lambda path, _: pack(SAMPLES, path, workers=0),
+    "class": lambda path, _: Rows(cache=path)[0],
+    "map": lambda path, cache: open_cache(cache).map(lambda n: n, cache=path),
+    "concat": lambda path, cache: loaderkit.concat([cache, cache], path),
+    "pull": lambda path, cache: loaderkit.pull(f"file://{cache}", path),
+    "mirror": lambda path, cache: open_cache(f"file://{cache}", mirror=path),
+}
+"""What makes a folder for a cache, of a path and a cache that is there."""
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "written",
+    [
+        "s3:/bucket/rows",
+        "gs:/bucket/rows",
+        "S3:/bucket/rows",
+        Path("s3://bucket/rows"),  # which pathlib cuts
+        Path("hf://datasets/user/name/rows"),
+        "HERE/s3:/bucket/rows",  # of os.path.abspath
+        "file:/rows",
+    ],
+    ids=str,
+)
+def test_a_url_with_a_slash_too_few_is_not_written_into(
+    name, written, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
+    cache = pack([1, 2], "there.lk", workers=0).cache
+    before = sorted(tmp_path.iterdir())
+    path = written
+    if isinstance(written, str):
+        path = written.replace("HERE", str(tmp_path))
 
     with pytest.raises(LoaderkitError, match="a URL begins with ://") as raised:
-        pack(SAMPLES, written, workers=0)
+        WRITERS[name](path, cache)
 
-    assert written.replace(":/", "://") in raised.value.fix
-    assert not list(tmp_path.iterdir())
+    if name != "mirror":
+        url = str(written).removeprefix("HERE/").replace("S3", "s3")
+        assert url.replace(":/", "://") in str(raised.value.fix).replace(":///", "://")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "written", ["s3", "s3/rows", "run:1/s3/rows", "2026-11-27T18:30"]
+)
+def test_its_twin_a_folder_that_only_looks_like_one_is(
+    name, written, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    cache = pack([1, 2], "there.lk", workers=0).cache
+
+    WRITERS[name](written, cache)
+
+
+def test_a_scheme_in_capitals_is_answered_with_small_letters():
+    with pytest.raises(LoaderkitError) as raised:
+        open_cache("S3://bucket/rows")
+    assert raised.value.fix == "'s3://bucket/rows'"
+
+
+@pytest.mark.parametrize("path", ["file:/data/rows", "local:/data/rows"])
+def test_the_url_of_a_path_of_this_machine_has_three_slashes(path):
+    with pytest.raises(LoaderkitError) as raised:
+        loaderkit.push("rows.lk", path)
+    assert ":///data/rows" in raised.value.fix
 
 
 @pytest.mark.parametrize("asked", ["rows", "row.lk", "rows.l", "Rows.lk"])
@@ -1069,3 +1136,83 @@ def test_every_counter_of_a_reading_is_found_by_its_name():
         with pytest.raises(AttributeError) as caught:
             getattr(reading, name)
         assert eval(caught.value.fix, {"sample": reading}) == value
+
+
+class OfFiles(SafeDataset):
+    def keys(self):
+        return sorted(self.raw.glob("*.npz"))
+
+    def load(self, key):
+        return key.name
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (None, "there is no {raw}, its raw data"),
+        ([], "{raw}, its raw data, is an empty folder"),
+        (["a.npy"], "{raw}, its raw data, holds a.npy"),
+        (list("abcdef"), "{raw}, its raw data, holds a, b, c and 3 more"),
+    ],
+)
+def test_a_class_without_keys_is_told_what_its_raw_data_is(tmp_path, files, told):
+    raw = tmp_path / "raw"
+    if files is not None:
+        raw.mkdir()
+    for name in files or []:
+        (raw / name).touch()
+
+    with pytest.raises(DatasetError, match="nothing to pack") as raised:
+        OfFiles(raw=raw, cache=tmp_path / "a.lk")[0]
+
+    assert raised.value.why == told.format(raw=raw)
+
+
+def test_raw_data_that_is_a_file_is_told_where_there_are_no_keys(tmp_path):
+    raw = tmp_path / "raw.h5"
+    raw.touch()
+    with pytest.raises(DatasetError, match="is a file") as raised:
+        OfFiles(raw=raw, cache=tmp_path / "a.lk")[0]
+    assert raised.value.fix.endswith(f"or at raw={str(raw)!r}")
+
+
+def test_a_url_is_no_folder_of_files():
+    with pytest.raises(DatasetError, match="is a URL, and no folder") as raised:
+        pack("s3://bucket/x", "x.lk")
+    assert raised.value.fix.startswith("open_cache('s3://bucket/x')")
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "no manifest", "newer", "cut", "torn manifest", "no shard"]
+)
+def test_what_was_not_read_is_not_said_to_be_damaged(dataset, tmp_path, damage):
+    path = Path(shutil.copytree(dataset.cache, tmp_path / "copy.lk"))
+    manifest, [shard] = path / "manifest.json", list(path.glob("*.h5"))
+    if damage == "missing":
+        shutil.rmtree(path)
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "newer":
+        text = manifest.read_text()
+        manifest.write_text(re.sub(r'"version": ?\d+', '"version": 999', text, count=1))
+    elif damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:100])
+    elif damage == "torn manifest":
+        manifest.write_text(manifest.read_text()[:50])
+    else:
+        shard.unlink()
+
+    verification = loaderkit.verify(path)
+
+    was_read = damage in {"cut", "torn manifest", "no shard"}
+    word = "damaged" if was_read else "not verified"
+    assert not verification.ok
+    assert str(verification).startswith(f"{path}: {word}\n")
+
+
+def test_no_sample_in_any_span_is_told_in_one_negative():
+    with pytest.raises(DatasetError) as raised:
+        pack(lambda span, spans: (), "x.lk", spans=3)
+    assert (
+        raised.value.what == "There is nothing to pack: none of 3 spans has a sample."
+    )

@@ -22,7 +22,7 @@ import xxhash
 from loaderkit.cache.address_space import map_whole_file
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
-from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import PACK_AGAIN, Fix, Open, Pack, Setting
 from loaderkit.habits import reader_of
 
@@ -501,15 +501,45 @@ def url_meant_by(path: str | os.PathLike[str]) -> str | None:
         The URL; None where there is such a folder, or it looks like none.
     """
     looks_remote = re.search(
-        r"(^|/)(s3|gs|gcs|az|abfs|hf|https?):?/+(.+)", os.fspath(path)
+        r"(^|/)(s3a?|gs|gcs|az|abfss?|hf|https?):?/+(.+)",
+        os.fspath(path),
+        re.IGNORECASE,
     )
     # A URL of a file has three slashes, or one (RFC 8089); "file/..." is a folder.
     looks_local = re.search(r"(?:^|/)(?:file|local):(/.+)", os.fspath(path))
     if exists(Path(path)):
         return None
     if looks_remote is not None:
-        return f"{looks_remote[2]}://{looks_remote[3]}"
+        return f"{looks_remote[2].lower()}://{looks_remote[3]}"
     return None if looks_local is None else f"file://{looks_local[1]}"
+
+
+def refuse_cut_url(name: str, path: object, fix: Part | None = None) -> None:
+    """Refuse to make a folder of a URL with a slash too few.
+
+    pathlib makes "s3:/bucket" of "s3://bucket", and a cache that was meant for a bucket
+    would be on a disk that goes with the job.
+
+    Args:
+        name: The option.
+        path: Where something is to be written.
+        fix: What to write; the option with the URL if None.
+
+    Raises:
+        OptionError: It is such a URL, and there is no such folder.
+    """
+    if not isinstance(path, str | os.PathLike):
+        return  # whoever takes it says what is wrong with it
+    written = os.fspath(path)
+    # "s3/bucket" may well be a new folder; with a colon behind its name it is none.
+    is_cut = re.search(r"(^|[/\\])[a-z][a-z0-9+.-]+:[/\\]", written, re.IGNORECASE)
+    has_scheme = re.match(r"[a-z0-9+.:-]+://", written, re.IGNORECASE)
+    url = url_meant_by(written) if is_cut and not has_scheme else None
+    if url is not None:
+        message = f"{written!r} is no folder to write into."
+        raise OptionError(
+            message, why="a URL begins with ://", fix=fix or Setting(name, url)
+        )
 
 
 def _caches_named_like(path: Path) -> list[Path]:

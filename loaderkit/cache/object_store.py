@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+
 T = TypeVar("T")
 
 _LOG = logging.getLogger("loaderkit")
@@ -753,8 +754,14 @@ def _told_in_our_words(url: str) -> Iterator[None]:
         why = "fsspec knows no such file system, or it does not take these options"
         such_as = "a URL such as 's3://bucket/cache', and "
         manual = " as in the file system's manual"
-        url_and_options = Fix.of(such_as, STORAGE_OPTIONS, manual)
-        raise OptionError(message, why=why, fix=url_and_options) from error
+        fix_of_both: Fix | str = Fix.of(such_as, STORAGE_OPTIONS, manual)
+        scheme = url.partition("://")[0]
+        if "::" not in scheme and scheme.lower() != scheme:
+            why = f"fsspec writes {scheme.lower()!r}, and knows no {scheme!r}"
+            fix_of_both = (
+                f"{without_password(url).replace(scheme, scheme.lower(), 1)!r}"
+            )
+        raise OptionError(message, why=why, fix=fix_of_both) from error
 
 
 def _result_within(retries: Retries, call: Future[T]) -> T:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_cache_path, check_path, refuse_value
-from loaderkit.cache.files import unreadable
+from loaderkit.cache.files import refuse_cut_url, unreadable
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.storage import Patience, is_url, without_password
@@ -232,7 +232,10 @@ def _refuse_path(value: object) -> OptionError:
 
         if broken["scheme"] in fsspec.available_protocols():
             why = "a URL has :// behind the name of its store"
-            meant = f"{broken['scheme']}://{broken['rest']}"
+            # The path of a file begins with a slash of its own.
+            is_local = broken["scheme"] in {"file", "local"}
+            root = "/" if is_local and broken["rest"][:1] != "." else ""
+            meant = f"{broken['scheme']}://{root}{broken['rest']}"
     message = f"url must be a URL that fsspec knows, got {path!r}."
     return OptionError(message, why=why, fix=Setting("url", meant))
 
@@ -249,6 +252,7 @@ def _mirror_from_option(value: object) -> Path | None:
     if is_url(value):
         raise refuse_value(name, value, "a folder on this machine", example)
     folder = check_path(name, value, example).absolute()
+    refuse_cut_url(name, value, Setting(name, example))
     try:
         is_taken = folder.exists() and not folder.is_dir()
     except OSError as error:

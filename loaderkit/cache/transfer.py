@@ -35,6 +35,7 @@ from loaderkit.cache.files import (
     check_files,
     load_manifest,
     load_manifest_text,
+    refuse_cut_url,
 )
 from loaderkit.cache.layout import MANIFEST, is_cache_file_name
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
@@ -354,6 +355,7 @@ def pull(
         why = "a cache goes from store to store by way of local disk"
         fix = _two_steps(os.fspath(url), os.fspath(cache))
         raise OptionError(message, why=why, fix=fix)
+    refuse_cut_url("cache", cache)
     return copy_from_store(open_storage(url, storage_options), Path(cache))
 
 

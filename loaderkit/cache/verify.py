@@ -23,7 +23,7 @@ from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.cache.unfinished import unfinished_files, unfinished_in_words
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, DamagedCacheError
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import count_of, format_bytes
 
@@ -78,6 +78,15 @@ class Verification(HasCard):
                 findings[number] = str(CacheError(error.what, why=error.why, fix=fix))
         return replace(self, findings=tuple(findings))
 
+    def _what_is_wrong(self) -> str:
+        """Say in a word whether bytes are wrong, or were not looked at."""
+        errors = [error for error in self.errors if error is not None]
+        if len(errors) < len(self.findings):
+            return "damaged"
+        # A cache that is not there, one of a newer version, or a store that is silent.
+        was_read = any(isinstance(error, DamagedCacheError) for error in errors)
+        return "damaged" if was_read else "not verified"
+
     __repr__ = repr_in_a_line
 
     def __str__(self) -> str:
@@ -86,7 +95,7 @@ class Verification(HasCard):
             samples = count_of(self.samples, "samples")
             lines = [f"{self.path}: sound; {samples}, {size} hashed"]
         else:
-            lines = [f"{self.path}: damaged", *self.findings]
+            lines = [f"{self.path}: {self._what_is_wrong()}", *self.findings]
         if self.unfinished:
             lines.append(unfinished_in_words(self.unfinished))
         return "\n".join(lines)

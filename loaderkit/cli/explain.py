@@ -32,15 +32,30 @@ def _run_explain(options: argparse.Namespace) -> Diagnosis:
 
 
 def _read_text(file: str) -> str:
-    if file == "-":
-        return sys.stdin.read()
+    """Read a log.
+
+    Raises:
+        LoaderkitError: It cannot be read, or there is nothing in it.
+    """
     try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
+        if file == "-":
+            text = sys.stdin.read()
+        else:
+            text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         message = f"{file} cannot be read."
         why = error.strerror or str(error)
         fix = "loaderkit explain error.txt, or python train.py 2>&1 | loaderkit explain"
         raise LoaderkitError(message, why=why, fix=fix) from error
+    if not text.strip():
+        name = "Standard input" if file == "-" else file
+        message = f"{name} is empty: there is nothing to explain."
+        why = (
+            "programs write errors to standard error, which a | alone does not pass on"
+        )
+        fix = "python train.py 2>&1 | loaderkit explain, or the job's own log"
+        raise LoaderkitError(message, why=why, fix=fix)
+    return text
 
 
 COMMAND = Command(

@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loaderkit.cache.storage import is_url
 from loaderkit.cli.command import (
     Command,
     add_storage_options,
@@ -81,6 +82,11 @@ def _open_source(options: argparse.Namespace) -> Any:
     """Give the dataset of that name, or the files of that folder."""
     from loaderkit.datasets.sources import PtFolder
 
+    if is_url(options.source):
+        message = f"{options.source} is a URL, and no dataset."
+        why = "samples are read from a folder or made by code; in a store is a cache"
+        fix = f"loaderkit pull {options.source} {options.cache}"
+        raise LoaderkitError(message, why=why, fix=fix)
     # A colon may stand in a folder's name too.
     if ":" in options.source and not Path(options.source).exists():
         return named_dataset(options.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from loaderkit.cli.command import Command, complete_files, positive_integer
@@ -35,6 +36,21 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
 
 
+_OWN_OPTIONS = ("--html", "--json", "--pid", "--seconds")
+
+
+def _tell_options_of_script(script: str, arguments: list[str]) -> None:
+    """Say which options behind the script's name are given to it, and not to us."""
+    names = [argument.partition("=")[0] for argument in arguments]
+    ours = [name for name in _OWN_OPTIONS if name in names]
+    if ours:
+        print(
+            f"{', '.join(ours)} behind {script} is given to the script; "
+            f"loaderkit watch {ours[0]} ... {script} keeps it here",
+            file=sys.stderr,
+        )
+
+
 def _run_watch(options: argparse.Namespace) -> WatchResult:
     from loaderkit.leaks.watch_process import watch_process, watch_script
 
@@ -60,6 +76,7 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
         message = "--seconds is for --pid."
         why = "a script is watched until it ends"
         raise LoaderkitError(message, why=why, fix="leave --seconds out")
+    _tell_options_of_script(options.script, options.args)
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress
     )

@@ -27,6 +27,7 @@ from loaderkit.arguments import (
     show_value,
     suggest_keywords,
 )
+from loaderkit.cache.files import refuse_cut_url
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
@@ -177,6 +178,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         if self.raw is not None and cache is None:
             _refuse_cache_as_raw(type(self).__name__, self.raw)
             _ask_about_raw_that_nobody_reads(type(self), self.raw)
+        refuse_cut_url("cache", cache)
         self.cache = locate_cache(cache, storage_options, mirror, mirror_bytes)
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform

@@ -30,7 +30,7 @@ from loaderkit.cache.build import (
     remove_cache,
 )
 from loaderkit.cache.durable import writing
-from loaderkit.cache.files import exists, find_manifest
+from loaderkit.cache.files import exists, find_manifest, refuse_cut_url
 from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.remote import RemoteCache, locate_cache
@@ -122,6 +122,7 @@ def concat(
         message = "There are no caches to concatenate."
         fix = 'concat(["day1.lk", "day2.lk"], "both.lk")'
         raise DatasetError(message, why="the list is empty", fix=fix)
+    refuse_cut_url("path", path)
     target = _local_folder(path)
     stores = [_open_whole_cache(cache) for cache in originals]
 

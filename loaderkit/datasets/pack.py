@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
 from loaderkit.arguments import check_cache_path, check_order, suggest_keywords
-from loaderkit.cache.files import url_meant_by
+from loaderkit.cache.files import refuse_cut_url, url_meant_by
 from loaderkit.cache.remote import RemoteCache, locate_cache
-from loaderkit.cache.storage import is_url
 from loaderkit.datasets.block_readers import read_sample, seed_of
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.open import open_cache
@@ -16,11 +14,12 @@ from loaderkit.datasets.pack_options import PackOptions as PackOptions
 from loaderkit.datasets.packing import finish_killed_run, has_cache, pack_source
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.errors import CacheError, OptionError
+from loaderkit.errors import CacheError
 from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
@@ -171,13 +170,8 @@ def _check_target(source: object, path: object) -> None:
         return
     check_order("pack", source, path, "pack(samples, {path})")
     check_cache_path(path)
-    written = os.fspath(path)  # type: ignore[call-overload]
-    url = None if is_url(written) else url_meant_by(written)
-    # "s3/bucket" may well be a new folder; with a colon it is none.
-    if url is not None and ":" in written:
-        message = f"{written!r} is no folder to pack into."
-        fix = Pack(path=url)
-        raise OptionError(message, why="a URL begins with ://", fix=fix)
+    url = url_meant_by(path)  # type: ignore[arg-type]  # its type was checked above
+    refuse_cut_url("path", path, Pack(path=url or ""))
 
 
 def _check_samples(

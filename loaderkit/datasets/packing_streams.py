@@ -97,9 +97,7 @@ class StreamRun:
             written = self._write_spans(bar, trusts_notes=trusts_notes)
         xxh3_of_shard = self._shards_in_order(written)
         if not xxh3_of_shard:
-            message = (
-                f"There is nothing to pack: {self._what_is_empty()} has no samples."
-            )
+            message = f"There is nothing to pack: {self._what_is_empty()}."
             fix = "give it at least one sample; a generator is empty once it was read"
             raise DatasetError(message, why="a cache holds at least one", fix=fix)
         # The stream may have become shorter since the run that wrote them.
@@ -116,8 +114,8 @@ class StreamRun:
     def _what_is_empty(self) -> str:
         if self._source.span_count == 1:
             name = self._source.name_span(0)
-            return f"{name[0].lower()}{name[1:]}"
-        return f"none of {self._source.span_count:,} spans"
+            return f"{name[0].lower()}{name[1:]} has no samples"
+        return f"none of {self._source.span_count:,} spans has a sample"
 
     def _files_show_no_change(self, intact: list[int]) -> bool:
         """Tell whether files were noted with an earlier run's shards, all unchanged.

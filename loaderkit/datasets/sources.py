@@ -34,6 +34,7 @@ from loaderkit.arguments import (
     with_article,
 )
 from loaderkit.cache.layout import BUILDING, MANIFEST
+from loaderkit.cache.storage import is_url
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
@@ -191,11 +192,27 @@ def refuse_empty(packable: Source, given: object) -> None:
         message = f"There is nothing to pack: {name}.keys() is empty."
         fix = "def keys(self): return range(100)"
         raw = packable.root()
+        if raw is not None:
+            why = _what_is_in(raw)
         if raw is not None and not raw.exists():
-            why = f"there is no {raw}, its raw data"
             fix = f"{name}(raw=...) with its whole path; "
             fix += f"a relative one begins at {Path.cwd()}"
+        elif raw is not None:
+            fix = f"look at what {name}.keys() searches for, or at raw={str(raw)!r}"
     raise DatasetError(message, why=why, fix=fix)
+
+
+def _what_is_in(raw: Path) -> str:
+    """Say what a class that finds no keys has for raw data."""
+    if not raw.exists():
+        return f"there is no {raw}, its raw data"
+    if not raw.is_dir():
+        return f"{raw}, its raw data, is a file, and has no files in it"
+    names = sorted(entry.name for entry in raw.iterdir())
+    if not names:
+        return f"{raw}, its raw data, is an empty folder"
+    others = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f"{raw}, its raw data, holds {', '.join(names[:3])}{others}"
 
 
 def _as_iterable(source: object) -> IterableSource:
@@ -214,7 +231,7 @@ def _as_spans(source: object, spans: int) -> SpanSource:
     # An int: numpy's are not written to the manifest.
     spans = check_integer("spans", spans, least=1, most=_MOST_SPANS)
     if not callable(source) or isinstance(source, type | torch.nn.Module):
-        message = f"spans={spans} was given with {with_article(type(source).__name__)}."
+        message = f"{with_article(type(source).__name__)} was given with spans={spans}."
         why = "spans are the parts that a function source(span, spans) gives"
         fix = "leave spans out, or give such a function"
         raise OptionError(message, why=why, fix=fix)
@@ -546,6 +563,11 @@ class PtFolder:
         pattern: str = "*.pt",
         weights_only: bool = True,
     ) -> None:
+        if is_url(path):
+            message = f"{path} is a URL, and no folder of .pt files."
+            why = "files are read from a folder on this machine; in a store is a cache"
+            fix = f"open_cache({path!r}), or copy the files to this machine"
+            raise DatasetError(message, why=why, fix=fix)
         self.path = check_path("path", path, "samples/train")
         check_text("pattern", pattern, "*.pt")
         check_truth("weights_only", weights_only)

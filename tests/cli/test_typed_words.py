@@ -49,6 +49,11 @@ _WRONG_USES = {
     "a model": ("pack mine.py:MODEL new.lk", "pack mine.py:samples new.lk"),
     "a loader": ("pack mine.py:LOADER new.lk", "samples = loader.dataset in mine.py"),
     "a path in a sample": ("pack mine.py:PATHS new.lk --workers 0", "store str(x)"),
+    "a store as source": (
+        "pack s3://bucket/x new.lk",
+        "loaderkit pull s3://bucket/x new.lk",
+    ),
+    "nothing to explain": ("explain empty.txt", "2>&1 | loaderkit explain"),
     "one slash": ("pack pts s3:/bucket/x", "loaderkit pack pts s3://bucket/x"),
     "home": ("pack pts '~/x'", "without quotes: ~/x"),
     "nowhere": ("inspect nowhere.lk", "loaderkit pack SOURCE {here}/nowhere.lk"),
@@ -107,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(_Own(), folder / "unsafe/0.pt")
     torch.save([1, 2], folder / "one.pt")
     (folder / "name.txt").write_text("train.log\n")
+    (folder / "empty.txt").write_text("\n")
     loaderkit.pack(folder / "pts", folder / "ok.lk", workers=0)
     for name in ("cut", "torn"):
         shutil.copytree(folder / "ok.lk", folder / f"{name}.lk")
@@ -135,7 +141,10 @@ def _calls_of_ours() -> re.Pattern[str]:
     return re.compile(rf"{calls}|(?<![\w-])({'|'.join(sorted(options))})=")
 
 
-_SLOW = {"files run code", "no device", "no text", "the name of a log"}
+_SLOW = {
+    *("files run code", "no device"),
+    *("no text", "the name of a log", "nothing to explain"),
+}
 """Those that import PyG, or what reads messages."""
 
 

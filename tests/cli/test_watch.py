@@ -56,13 +56,14 @@ def test_a_leaking_script_runs_unchanged_and_its_holder_is_named(watch, tmp_path
 
 @pytest.mark.slow
 def test_a_short_script_keeps_its_status(watch):
-    done = watch("--json", "train.py", "1", "3")
+    done = watch("--json", "train.py", "1", "3", "--html", "page.html")
 
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["returncode"] == 3
     assert summary["note"] == "the script ended with status 3"
     assert summary["report"]["verdict"] != "leaking"
     assert done.returncode == 1
+    assert "--html behind train.py is given to the script" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import signal
 import uuid
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -176,6 +177,9 @@ def test_an_increment_that_raises_does_so_in_a_batch_and_not_in_packing(tmp_path
     assert "broken" not in dataset.batch([0, 1], exclude_keys=["broken"])
 
 
+H5_FILE = h5py.File("of_tests.h5", "w", driver="core", backing_store=False)
+for h5_name, h5_value in {"v": np.ones((2, 3)), "t": "text", "n": 3}.items():
+    H5_FILE[h5_name] = h5_value
 ZONE = datetime.timezone(datetime.timedelta(0))
 NOT_STORED = {
     "datetime64": np.array(["2026-01-01"], "datetime64[h]"),
@@ -197,6 +201,12 @@ NOT_STORED = {
     "range": range(3),
     "deque": collections.deque([1]),
     "array": array.array("f", [1.0]),
+    "generator": torch.Generator(),
+    "dtype": torch.float16,
+    "device": torch.device("cpu"),
+    "h5": H5_FILE["v"],
+    "h5 of a text": H5_FILE["t"],
+    "h5 of one number": H5_FILE["n"],
 }
 
 
