@@ -464,7 +464,7 @@ def no_samples(span, spans):  # noqa: ARG001
         (no_samples, {"spans": 0}, OptionError, "spans"),
         (no_samples, {"spans": 2.5}, OptionError, "spans"),
         (no_samples, {}, DatasetError, "spans=8"),
-        (no_samples, {"spans": 3}, DatasetError, "none of 3 spans has no samples"),
+        (no_samples, {"spans": 3}, DatasetError, "none of 3 spans has a sample"),
         (iter(()), {}, DatasetError, "nothing to pack"),
         (numbers(), {"workers": 2}, DatasetError, "read by one process"),
         (numbers(), {"executor": ThreadPoolExecutor}, DatasetError, "one process"),
