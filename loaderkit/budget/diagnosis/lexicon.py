@@ -115,7 +115,7 @@ def put_in_pieces(pattern: str, pieces: Mapping[str, str]) -> str:
 
 
 # Each begins with a letter of its own: "re" passes over what begins with another.
-_MEMORY = r"(?:memory|mem|ram|vram|hbm)\b"
+_MEMORY = r"(?:memory|mem|(?<![a-z])ram|vram|hbm)\b"
 APOSTROPHE = "['\u2019]"
 """As typewriters and as printers write it; a piece of a pattern."""
 _PIECES = {
@@ -269,7 +269,9 @@ BACKEND_WORDS = (
     BackendWords(
         "vulkan", compile_words(r"vulkan|\bvk(?:::|_|\b|Alloc)|ErrorOutOfDeviceMemory")
     ),
-    BackendWords("xpu", compile_words(r"intel\(r\) [^\n]{0,30}(?:gpu|graphics)")),
+    BackendWords(
+        "xpu", compile_words(r"intel\(r\) [^\n]{0,30}(?:gpu|graphics)|\bintel_gpu\b")
+    ),
     BackendWords(
         "cuda",
         compile_words(
@@ -402,6 +404,18 @@ def backend_named(text: str) -> str | None:
         if row.words.search(text):
             return row.backend
     return None
+
+
+def names_any_gpu(text: str) -> bool:
+    """Whether words that name a GPU do not say of whom.
+
+    >>> names_any_gpu("[GPU] out of memory"), names_any_gpu("on NVIDIA GPU 0")
+    (True, False)
+    """
+    return backend_named(_ANY_GPU.sub(" ", with_name_parts(text))) != "cuda"
+
+
+_ANY_GPU = compile_words(r"\bgpu\w{0,20}|vram")
 
 
 def speaks_of_the_host(text: str) -> bool:

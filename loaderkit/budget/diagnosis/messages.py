@@ -37,6 +37,7 @@ from loaderkit.budget.diagnosis.oom_patterns import (
     fields_of,
     message_patterns,
 )
+from loaderkit.budget.diagnosis.quotations import set_quotations_apart
 from loaderkit.budget.diagnosis.sentences import (
     is_of_another_message,
     sentence_around,
@@ -196,6 +197,7 @@ def read_message(text: str) -> Message:
     cleaned = clean_log(in_english(text))
     if "\\u" in text:  # JSON writes other alphabets with escapes, which are read now
         cleaned = in_english(cleaned)
+    cleaned = set_quotations_apart(cleaned)
     phrases = TextPhrases(cleaned)
 
     # A sure wording knows more than its words say: which number is which, and why.
@@ -275,10 +277,31 @@ def _is_only_spoken_of(
         return False  # of look-alikes only the name would change
     if wording.is_oom is not True and match.start() in phrases.stretches_spoken_of:
         return True
+    if wording.is_oom == "maybe" and wording.kind == "killed":
+        around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
+        if _ENDED_BY_A_PROBE.search(around):
+            return True
     if wording.is_oom is not True and wording.kind not in _WEIGHED_GUESSES:
         return False
     evidence = weigh_evidence(text, phrase, sentence)
-    return evidence.weight + _WEIGHT_OF_A_WORDING < 0
+    weight = evidence.weight + _WEIGHT_OF_A_WORDING
+    if wording.is_oom is True and _has_figures(text, phrase):
+        weight += _WEIGHT_OF_FIGURES
+    return weight < 0
+
+
+_WEIGHT_OF_FIGURES = 10
+"""Who pastes an error above a sentence of his own pastes its class and its figures.
+Chosen: as much as a person's sentence, with articles and clauses, speaks against it."""
+_CLASS_BEFORE = re.compile(r"(?:\A|\n)[\w.]{0,100}(?:Error|Exception): \Z")
+_FIGURE = re.compile(r"(?<![\w.])\d[\d.,]{0,20} ?(?:[KMGT]i?B\b|bytes\b)|\(\d[\d, ]*\)")
+
+
+def _has_figures(text: str, phrase: Span) -> bool:
+    """Whether a wording that follows an error's class has an amount."""
+    start = max(0, phrase.start - _REASON)
+    is_labelled = _CLASS_BEFORE.search(text[start : phrase.start]) is not None
+    return is_labelled and _FIGURE.search(text[phrase.start : phrase.end]) is not None
 
 
 def _joins_prose(text: str, phrase: Span) -> bool:
@@ -290,6 +313,12 @@ def _joins_prose(text: str, phrase: Span) -> bool:
     return all(is_prose(text[slice(*sentence)]) for sentence in (first, last))
 
 
+_ENDED_BY_A_PROBE = re.compile(
+    r"probe (?:of liveness )?fail|liveness probe|probe ?failure"
+    r"|probe of liveness failed",
+    re.IGNORECASE,
+)
+"""Beside a process that was killed: who killed it, and for what."""
 _WEIGHED_GUESSES = frozenset({"killed", "library_alloc"})
 """Guesses whose words stand in manuals too; of others the text around says little."""
 _WEIGHT_OF_A_WORDING = 4

@@ -109,7 +109,7 @@ _PARAGRAPH_END = "\n\n"
 _LONGEST_BLOCK = 1200
 """Characters of a block of output that are still told by the sentence above it."""
 _INTRODUCES = compile_words(
-    r":\W{0,3}\Z|\b(?:following|like (?:this|these|so))\b"
+    r":\W{0,3}\Z|\b(?:following|like (?:this|these|so)|something like)\b"
     r"|\b(?:error|message|output|log|warning|line|one|trace\w{0,4})s? "
     r"(?:\w{1,12} ){0,2}below"
     r"|\bthis (?:error|message)\b(?!\W{0,3}\Z)[^.!?\n]{1,60}\W{0,3}\Z"
@@ -307,6 +307,11 @@ _FACT_BEFORE = compile_words(
     r"(?:error|exception)\b"
 )
 """Before a hedge: what follows is the text of an error that already happened."""
+_WOULD_GIVE = compile_words(
+    r"\b(?:will|would|can|could|may|might) "
+    r"(?:cause|give|raise|throw|print|get|see|fail)\b[^\"'`\n]{0,30}[\"'`]"
+)
+"""A quotation of what would be said."""
 _HEDGES = frozenset({Mood.CONDITION, Mood.POSSIBLE, Mood.RULE, Mood.NAMED})
 _LAST_REASON = compile_words(
     r"(?:out of memory|cannot allocate memory|(?:not enough|insufficient|no) memory"
@@ -368,7 +373,7 @@ def find_mood(
     hedged = Span(phrase.end, phrase.end) if is_scattered else phrase
     before = text[sentence.start : hedged.start]
     if gives_last_reason(text, phrase, sentence):
-        return None
+        return Mood.POSSIBLE if _WOULD_GIVE.search(before) else None
     if _OPTION.search(before) and _OPTION_EXCEEDED.search(before) is None:
         return Mood.CODE
     if _OUT_OF.match(text, phrase.start) and _MOVED.search(before):

@@ -16,6 +16,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     Phrase,
     backend_named,
     compile_words,
+    names_any_gpu,
 )
 from loaderkit.budget.diagnosis.reports import has_request, process_was_ended
 
@@ -58,6 +59,8 @@ def which_memory(clue: Clue, sentence: str, amounts: list[Amount]) -> WhichMemor
         return WhichMemory(UNPLACED, None)  # not the device that it compiles for
 
     backend = backend_named(sentence) or _host_backend(sentence)
+    if backend == "cuda" and names_any_gpu(sentence):
+        backend = backend_named(clue.surroundings()) or backend
     if backend == "cpu" and _DEVICE_MEMORY.search(sentence):
         backend = None  # "malloc" is a word of devices too
     if _killed_its_process(clue, backend):
