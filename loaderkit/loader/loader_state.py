@@ -175,6 +175,10 @@ class LoaderState:
         has_died = kept.has_stopped and not kept.has_ended
         return has_died or kept.has_lost_worker
 
+    def is_reading(self, progress: Progress) -> bool:
+        """Tell whether an iteration goes on, and no epoch was chosen since it began."""
+        return progress is self._progress and not progress.has_stopped
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next; the one that it is in already goes on.
 

@@ -259,12 +259,17 @@ class PlannedLoader(DataLoader[Any]):
         return copy.deepcopy(self, memo)
 
     def __len__(self) -> int:
+        """Count the batches of the epoch that comes next.
+
+        While one is being read that has more, count those: who asks then may count by
+        it in the epoch that is being read.
+        """
         if self._setup is None:
             return super().__len__()
         batches = self._setup.batches
         if isinstance(batches, EpochBatches):
             # Not len(batches), which follows whoever loops over loader.batch_sampler.
-            self._length_asked = len(batches.current())
+            self._length_asked = max(len(batches.current()), self._length_of_running())
             return self._length_asked
         if batches is not None:
             return len(batches)
@@ -273,6 +278,20 @@ class PlannedLoader(DataLoader[Any]):
         samples = len(self.dataset)  # type: ignore[arg-type]
         self._told_length = rule.told_length(samples, self.num_workers)
         return self._told_length.batches
+
+    def _length_of_running(self) -> int:
+        """Count the batches of the epoch that is being read; 0 if none is, or all came.
+
+        Epochs differ where batches are limited by size, and where one goes on that
+        other ranks began.  Lightning asks for the length behind ``iter(loader)``, and
+        trains on as many batches: the next epoch's might leave out the last of this.
+        """
+        running = self._running_epoch()
+        if running is None or not self._state.is_reading(running.progress):
+            return 0
+        length = len(running)
+        is_over = running.progress.standing.position.batches >= length
+        return 0 if is_over else length
 
     def check_length(self, batches: int) -> None:
         """Warn where an iterable dataset gives more than ``len(loader)`` said."""
@@ -295,11 +314,11 @@ class PlannedLoader(DataLoader[Any]):
         if length > asked:
             message = f"len(loader) was {asked:,} before this state was loaded, and is "
             message += f"{length:,} now: who counts batches by the first, as Lightning "
-            message += (
-                "does, leaves out the last ones of this epoch. Go on with as many "
-            )
-            message += "ranks and samples a batch as saved the state, or count by the "
-            message += "batches that come"
+            message += "does, leaves out the last ones of this epoch. Lightning: "
+            message += "Trainer(callbacks=[WholeEpochs(loader)], "
+            message += "reload_dataloaders_every_n_epochs=1), from "
+            message += "loaderkit.integrations.lightning; in a loop of your own count "
+            message += "by the batches that come"
             warnings.warn(message, stacklevel=3)
 
     def set_epoch(self, epoch: int) -> None:
