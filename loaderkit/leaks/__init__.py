@@ -12,8 +12,8 @@ and ``pytest_plugin`` (tests), and ``report`` and ``page`` (what you see).
 What else there is, by what you look for: ``students_t`` (the distribution);
 ``recorded_series`` (what was read, epoch by epoch); ``lows`` and ``throttle`` (whether
 objects are worth counting, and how often); ``retained`` and ``unrooted`` (what an
-object keeps, and what keeps one that no variable leads to); ``growth``, ``patterns``
-and ``periods`` (what is said of a leak, what helps against it, and what its epochs are
-called); ``epoch_functions`` (what is refused as an epoch); ``watch_child`` and
-``watch_process`` (``loaderkit watch``).
+object keeps, and what keeps one that no variable leads to); ``own_objects`` (what is
+there because we watch); ``growth``, ``patterns`` and ``periods`` (what is said of a
+leak, what helps against it, and what its epochs are called); ``epoch_functions`` (what
+is refused as an epoch); ``watch_child`` and ``watch_process`` (``loaderkit watch``).
 """

@@ -23,6 +23,7 @@ from loaderkit.leaks.finders.replaced_containers import find_replaced_containers
 from loaderkit.leaks.finders.resources import find_resources
 from loaderkit.leaks.finders.unattributed import find_unattributed
 from loaderkit.leaks.growth import Growth, explains, is_held
+from loaderkit.leaks.own_objects import ids_of_own_objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,6 @@ def find_growth(
     epoch: int,
     *,
     most: int = 3,
-    ignore: Sequence[object] = (),
     rate: float = 0.0,
     memory: Memory = "host",
     most_bytes_per_epoch: float = math.inf,
@@ -89,7 +89,6 @@ def find_growth(
         before: Taken some epochs ago.
         epoch: Epochs that have ended by now.
         most: Growths to name.
-        ignore: Containers that grow because we watch.
         rate: Bytes an epoch by which memory grows, to know a single array that grows.
         memory: Which memory that is.
         most_bytes_per_epoch: More than that nothing can have grown.
@@ -100,11 +99,9 @@ def find_growth(
     Returns:
         What grew, the heaviest first; empty when no Python object did.
     """
-    # A list that we make now can have the number of one that was freed meanwhile.
-    arrays = (before.ids, before.lengths, before.tensor_ids)
-    ignored_ids = {id(item) for item in (ignore, *ignore, *arrays)}
     heap = look_at_heap()
-    ignored_ids |= {id(own_list) for own_list in heap.lists}
+    # A list that we make now can have the number of one that was freed meanwhile.
+    ignored_ids = ids_of_own_objects(heap.objects) | set(map(id, heap.lists))
     # One that was just taken shows no growth: at the epoch of a census a run may end.
     earlier = tuple(census for census in other_censuses if census.epoch < epoch)
     evidence = HeapEvidence(

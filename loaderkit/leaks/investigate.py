@@ -211,7 +211,6 @@ def _find_objects(
         growths = find_growth(
             census,
             watch.epoch,
-            ignore=watch.own_objects(),
             rate=rates[memory],
             memory=memory,
             most_bytes_per_epoch=most_host_bytes(counters),

@@ -46,7 +46,3 @@ class RecordedSeries:
         return {
             name: (self._epochs[name], values) for name, values in self._values.items()
         }
-
-    def own_objects(self) -> list[object]:
-        """List what grows because we record."""
-        return [self._epochs, self._values]

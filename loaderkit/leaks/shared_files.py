@@ -148,12 +148,6 @@ class SharedFiles:
             grown[kind] = round(values[-1] - values[middle])
         return grown
 
-    def own_objects(self) -> list[object]:
-        """List what grows because we watch."""
-        series = self._bytes_by_kind
-        own = [self.foreign_kinds, self._old, self._bytes_now, self._epochs]
-        return [*own, series, *series.values()]
-
     def _update_bytes(self) -> bool:
         """Bring the bytes by kind up to date; False where there is no such folder."""
         try:

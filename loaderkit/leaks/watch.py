@@ -239,18 +239,6 @@ class EpochRecorder:
         names: tuple[CounterName, ...] = ("anonymous", "shared", "resident")
         return sum(self.last(name) or 0 for name in names)
 
-    def own_objects(self) -> list[object]:
-        """List what grows because we watch."""
-        own: list[object] = [
-            *self._recorded.own_objects(),
-            self._own_bytes,
-            self.starting_until,
-            self._started_pids,
-        ]
-        for census in self.censuses:
-            own += [census.ids, census.lengths, census.tensor_ids]
-        return own + self.shared_files.own_objects()
-
     def quick(self) -> dict[CounterName, int]:
         """Read the host's counters, without what the censuses keep."""
         readings = process.quick_counters()

@@ -9,7 +9,7 @@ import gc
 import re
 import sys
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +38,8 @@ _ROOTS = (
     contextvars.Context,
 )
 """Where a way ends: what holds these is no news."""
+_GROWING = (list, dict, set, deque)
+_WRAPPERS = (UserDict, UserList)
 _KEY_LENGTH = 40
 """Characters of a key, as a path shows it.  Chosen: a path of two fits a line."""
 
@@ -108,12 +110,15 @@ class _Search:
         """Frames that run: their variables are looked up by value, see above."""
         self.modules: dict[int, str] = {}
         """Names of modules by the ``id`` of their globals."""
+        self.container_class: type | None = None
+        """The target's, if it is a container: its own methods may make it grow."""
         self._note_running_frames()
         self._note_modules()
 
     def run(self, target: object) -> Iterator[Holder]:
         """Yield holders, nearest first."""
         self.steps[id(target)] = None
+        self.container_class = type(target) if is_a(target, _GROWING) else None
         self.skipped_ids |= {id(self.alive), id(self.steps)}
         level, has_root = [target], False
         try:
@@ -211,7 +216,10 @@ class _Search:
     def _global_of(self, module_globals: object, module: str) -> Holder:
         name = _as_name(self._path_below(module_globals))
         file = _file_of_module(module)
-        change = "" if not file else mutation_line(file, _grown_name(name))
+        change = ""
+        if file:
+            find = functools.partial(mutation_line, file, _grown_name(name))
+            change = self._grown_or_set(find)
         if "." in name:
             change = self._line_of_attribute(module_globals)
             if file and not change:
@@ -280,9 +288,24 @@ class _Search:
 
     def _line_in(self, code: types.CodeType, start: object, path: str) -> str:
         """Find where a variable of a function, or an attribute of one, grows."""
-        return mutation_line(
-            code.co_filename, _grown_name(path), code.co_firstlineno, is_local=True
-        ) or self._line_of_attribute(start)
+        find = functools.partial(
+            mutation_line,
+            code.co_filename,
+            _grown_name(path),
+            code.co_firstlineno,
+            is_local=True,
+        )
+        return self._grown_or_set(find) or self._line_of_attribute(start)
+
+    def _grown_or_set(self, find: Callable[..., str]) -> str:
+        """Find where something grows, by users or its own class; or where it is set.
+
+        Args:
+            find: ``mutation_line`` with the file and name to look for.
+        """
+        if self.container_class is None:
+            return find()
+        return find(must_grow=True) or _line_of_class(self.container_class) or find()
 
     def _line_of_attribute(self, start: object) -> str:
         """Find where the class of the user's that has an attribute makes it grow."""
@@ -293,11 +316,16 @@ class _Search:
             file = _file_of_module(kind.__module__)
             if file and not is_library_file(file):
                 # Code of the class itself, else what is written as ``Class.name``.
-                line = mutation_line(file, f".{name}", class_name=kind.__name__)
+                in_class = functools.partial(
+                    mutation_line, file, f".{name}", class_name=kind.__name__
+                )
+                line = self._grown_or_set(in_class)
                 line = line or mutation_line(file, f"{kind.__name__}.{name}")
                 if line:
                     return line
-        return ""
+        # A ``UserDict`` or ``UserList`` keeps its items in an attribute.
+        is_wrapper = name == "data" and is_a(owner, _WRAPPERS)
+        return _line_of_class(type(owner)) if is_wrapper else ""
 
     def _last_attribute_below(self, start: object) -> tuple[Any, str]:
         """Give the last attribute on the way, before any index, and whose it is."""
@@ -325,6 +353,17 @@ class _Search:
             step = self.steps.get(id(step.child))
         # An attribute comes as two steps, "." to a dictionary and "['name']" in it.
         return re.sub(r"\.\['(\w+)'\]", r".\1", path)
+
+
+def _line_of_class(container_class: type) -> str:
+    """Find where a container's class, if it is the user's, makes its objects grow."""
+    for kind in container_class.__mro__:
+        file = _file_of_module(kind.__module__)
+        if file and not is_library_file(file):
+            line = mutation_line(file, "self", class_name=kind.__name__, must_grow=True)
+            if line:
+                return line
+    return ""
 
 
 def label_of(parent: object, child: object) -> str | None:

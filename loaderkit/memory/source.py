@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _GROWING_METHODS = {
+    "__setitem__",
     "add",
     "add_param_group",
     "append",
@@ -34,6 +35,8 @@ _GROWING_METHODS = {
 and optimizers of torch."""
 _GROWING_FUNCTIONS = {"heappush", "insort", "insort_left", "insort_right"}
 """Functions that make their first argument hold more."""
+_CONTAINER_CLASSES = {"deque", "dict", "list", "set", "OrderedDict"}
+"""Whose methods do that too when they are called as functions, as subclasses do."""
 
 
 class _MutationLines(NamedTuple):
@@ -63,6 +66,7 @@ def mutation_line(
     *,
     is_local: bool = False,
     class_name: str = "",
+    must_grow: bool = False,
 ) -> str:
     """Find where a file's code makes a container grow, or a variable is set.
 
@@ -74,6 +78,7 @@ def mutation_line(
         is_local: Only lines count of the function that ``near`` is in, or of one
             around it: another function may call something of its own the same.
         class_name: Only lines of a class count.
+        must_grow: Lines that set a variable do not count where none makes it grow.
 
     Returns:
         "train.py:42", or "train.py:42 or train.py:57" where the source does not tell
@@ -84,7 +89,8 @@ def mutation_line(
     """
     mutations = _mutation_lines(file)
     # A container grows where something is added; a tensor or number where it is set.
-    growing, setting = mutations.growing.get(name, []), mutations.setting.get(name, [])
+    growing = mutations.growing.get(name, [])
+    setting = [] if must_grow else mutations.setting.get(name, [])
     numbers = _outside_of_locals(growing, name, mutations) or setting
     if is_local or class_name:
         ranges = mutations.classes.get(class_name, [])
@@ -184,9 +190,10 @@ def _grown_by(node: ast.AST) -> ast.AST | None:
     called_name = getattr(called, "attr", getattr(called, "id", ""))
     if called_name in _GROWING_FUNCTIONS and node.args:
         return node.args[0]
-    if isinstance(called, ast.Attribute) and called_name in _GROWING_METHODS:
-        return called.value
-    return None
+    if not isinstance(called, ast.Attribute) or called_name not in _GROWING_METHODS:
+        return None
+    is_function = getattr(called.value, "id", "") in _CONTAINER_CLASSES
+    return node.args[0] if is_function and node.args else called.value
 
 
 def _note_assignment(
@@ -202,9 +209,11 @@ def _note_assignment(
 
 
 def _base_names(node: ast.AST) -> list[str]:
-    """Name what is grown: ``C.a["b"]`` is ".a", and "C.a"."""
+    """Name what is grown: ``C.a["b"]`` is ".a" and "C.a"; ``super()`` is "self"."""
     while isinstance(node, ast.Subscript):
         node = node.value
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "super":
+        return ["self"]
     if not isinstance(node, ast.Attribute):
         return [node.id if isinstance(node, ast.Name) else ""]
     names = [f".{node.attr}"]

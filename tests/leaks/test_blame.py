@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from loaderkit import LeakDetector
 from loaderkit.leaks import blame
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import Census, Heap, take_census
@@ -22,8 +23,10 @@ from loaderkit.leaks.finders.child_processes import describe_worker
 from loaderkit.leaks.finders.evidence import HeapEvidence
 from loaderkit.leaks.finders.growing_array import find_growing_array
 from loaderkit.leaks.finders.resources import kinds_of, resource_growth
+from loaderkit.leaks.own_objects import ids_of_own_objects
 from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.students_t import quantile
+from loaderkit.leaks.watch import EpochRecorder
 from loaderkit.memory.process import malloc_heap
 
 BIG = 20_000
@@ -591,3 +594,74 @@ def test_a_loss_weighs_the_data_that_only_its_graph_keeps(rows, is_fresh):
     assert "`losses`" in str(main)
     assert main.pattern == "graph"
     assert data_bytes < main.bytes_per_epoch < data_bytes + 10_001
+
+
+@dataclasses.dataclass
+class Statistics:
+    """A record of a user's, of the same form as a census."""
+
+    epoch: int
+    ids: np.ndarray
+    lengths: np.ndarray
+    kinds: Counter
+    tensor_ids: np.ndarray
+
+
+def named_for_a_record(make, hold):
+    """Ask what grew where a record of five epochs weighs just that much."""
+    before = take_census(4)
+    keeper = hold(
+        make(
+            epoch=8,
+            ids=np.ones(2 * BIG),
+            lengths=np.ones(2 * BIG),
+            kinds=Counter("ab"),
+            tensor_ids=np.ones(2 * BIG),
+        )
+    )
+
+    named = find_growth(before, 8, rate=3 * 8 * 2 * BIG / 8)
+
+    assert keeper is not None
+    return [str(growth) for growth in named if growth.holder is not None]
+
+
+def held_by_a_finalizer(record):
+    keeper = Node()
+    weakref.finalize(keeper, print, record)
+    return keeper
+
+
+HOLD = {
+    "a variable": lambda record: record,
+    "a list": lambda record: [record],
+    "a closure": lambda record: lambda: record,
+    "a finalizer": held_by_a_finalizer,
+}
+
+
+@pytest.mark.parametrize("held_by", HOLD)
+def test_what_a_detector_keeps_is_never_blamed_however_it_is_held(held_by):
+    gc.unfreeze()  # the registry of finalizers is there since Python began
+
+    of_detector = named_for_a_record(Census, HOLD[held_by])
+    of_user = named_for_a_record(Statistics, HOLD[held_by])
+
+    assert of_detector == []
+    assert of_user != []
+
+
+def test_all_that_a_run_keeps_is_known_as_its_own_and_nothing_of_the_users():
+    rows = [[np.ones(BIG)] for _ in range(10)]
+    detector = LeakDetector("cpu", on_leak=lambda _: None)
+    detector.run(lambda: rows.append([np.ones(BIG)]), epochs=8)
+    (recorder,) = [item for item in gc.get_objects() if type(item) is EpochRecorder]
+    kept = [*vars(recorder).values(), *recorder.censuses]
+    for census in recorder.censuses:
+        kept += vars(census).values()
+
+    own_ids = ids_of_own_objects(gc.get_objects())
+
+    mutable = (list, dict, set, Counter, np.ndarray, Census)
+    assert {id(item) for item in kept if type(item) in mutable} <= own_ids
+    assert own_ids.isdisjoint([id(rows), *map(id, rows)])

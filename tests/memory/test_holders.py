@@ -317,6 +317,66 @@ def test_an_attribute_that_grows_outside_of_its_class_has_its_line(
     assert holder.line == f"grown_outside.py:{line}"
 
 
+GROWING_CLASSES = """
+import collections
+class Kept({base}):
+    def keep(self, key, value):
+        {growth}
+    def look(self, key):
+        found = self.__class__
+        return found
+def run():
+    memo = Kept()
+    memo.keep(1, 2)
+    return lambda: memo
+class Trainer:
+    def __init__(self):
+        self.memo = Kept()
+MEMO = Kept()
+trainer = Trainer()
+inner = run()
+"""
+WAYS_TO_GROW = [
+    ("dict", "self[key] = value"),
+    ("dict", "self.setdefault(key, value)"),
+    ("dict", "super().__setitem__(key, value)"),
+    ("dict", "dict.__setitem__(self, key, value)"),
+    ("dict", "self.update({key: value})"),
+    ("list", "self.append(value)"),
+    ("list", "super().append(value)"),
+    ("list", "list.append(self, value)"),
+    ("list", "self += [value]"),
+    ("set", "self.add(value)"),
+    ("collections.deque", "self.appendleft(value)"),
+    ("collections.OrderedDict", "self[key] = value"),
+    ("collections.UserDict", "self[key] = value"),
+    ("collections.UserDict", "self.data[key] = value"),
+    ("collections.UserList", "self.append(value)"),
+]
+
+
+@pytest.mark.parametrize(("base", "growth"), WAYS_TO_GROW)
+def test_a_container_that_its_own_class_fills_has_the_line_of_the_class(
+    base, growth, tmp_path, monkeypatch
+):
+    source = GROWING_CLASSES.format(base=base, growth=growth)
+    (tmp_path / "filled_by_class.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("filled_by_class")
+    # Not in variables of this function, which would be their nearest holders.
+    finds = (lambda: module.MEMO, lambda: module.trainer.memo, lambda: module.inner())
+    attribute = "data" if "User" in base else None
+    try:
+        holders = [
+            holders_of(getattr(find(), attribute) if attribute else find(), most=1)[0]
+            for find in finds
+        ]
+    finally:
+        del sys.modules["filled_by_class"]
+
+    assert [holder.line for holder in holders] == ["filled_by_class.py:5"] * 3
+
+
 def test_a_local_variable_grows_in_its_own_function_and_not_in_one_beside_it(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import loaderkit
 
 EPOCHS, STEPS, MOST_EPOCHS = 30, 10, 400
-SETS = ("leak_cases", "leak_cases_blind", "leak_cases_third")
+SETS = ("leak_cases", "leak_cases_blind", "leak_cases_third", "leak_cases_fourth")
 VERDICTS = ("steady", "needs more epochs")
 SHM, LEFT_OVER = Path("/dev/shm"), "stranger_"
 """How files begin that cases leave there."""
@@ -111,11 +111,12 @@ def in_fork(name, case):
         except BaseException as error:  # noqa: BLE001 -- told to the parent
             answer = {"verdict": "failed", "text": repr(error), "blame": []}
         with os.fdopen(writing, "w") as pipe:
-            json.dump({"name": name, "leaks": case.leaks} | answer, pipe)
+            print(json.dumps({"name": name, "leaks": case.leaks} | answer), file=pipe)
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        answer = pipe.read()
+        # Not to its end: a process that the case started may hold the pipe open.
+        answer = pipe.readline()
     os.waitpid(pid, 0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

@@ -25,8 +25,10 @@ from loaderkit.memory.tensors import TypeTest, is_a, objects_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from loaderkit.leaks.finders.evidence import HeapEvidence
+    from loaderkit.memory.holder import Holder
 
 _LEAST_GROWN_BYTES = 512 << 10
 """What weighs less could be any constant: with torch, PyG, pandas, sklearn,
@@ -41,6 +43,8 @@ _FEWEST_OBJECTS, _MOST_OBJECTS = 200, 50_000
 Chosen: 50,000 take 0.1 s."""
 _MOST_WEIGHED = 30
 """Values that are weighed to the end, the heaviest."""
+_MOST_SEARCHED_FOR = 3
+"""Values whose holders are looked for: a look at the whole heap each, some 0.1 s."""
 _LONG_TEXT = 200
 _VALUES = (tuple, frozenset)
 _NESTED = (list, dict)
@@ -53,33 +57,35 @@ def find_rebuilt_values(evidence: HeapEvidence) -> list[Growth]:
         evidence: What is alive now, and was then.
 
     Returns:
-        The one that comes nearest to what grew; else nothing.
+        The one that a variable leads to, and that comes nearest to what grew; else
+        nothing.
     """
     grown_bytes = evidence.grown_bytes
     if grown_bytes < _LEAST_GROWN_BYTES:
         return []
-    nearest = _nearest_to(grown_bytes, _rebuilt_values(evidence))
-    if nearest is None:
-        return []
-    value, items = nearest
-    if _was_there(items, evidence):
-        return []
-    ignore = [nearest, items, *evidence.heap.lists]
-    holder = holders_of(value, most=1, ignore=ignore)[0]
-    if not holder.held:
-        return []
-    # The path to the variables of an object ends with the dot before their names.
-    holder = replace(holder, path=holder.path.removesuffix("."))
-    return [
-        Growth(
-            pattern="rebuilt",
-            what=type(value).__name__,
-            items=describe_items(items),
-            per_epoch=len(items) / evidence.run_epochs,
-            bytes_per_epoch=round(evidence.bytes_per_epoch),
-            holder=holder,
-        )
-    ]
+    nearest = _nearest_to(grown_bytes, evidence)
+    for rebuilt in nearest:
+        value, items = rebuilt
+        if _was_there(items, evidence):
+            return []
+        ignore = [nearest, rebuilt, items, *evidence.heap.lists]
+        holder = holders_of(value, most=1, ignore=ignore)[0]
+        # A tuple that a call leaves behind may hold the value too, and no variable it.
+        if holder.held:
+            return [_describe(rebuilt, holder, evidence)]
+    return []
+
+
+def _describe(rebuilt: _Rebuilt, holder: Holder, evidence: HeapEvidence) -> Growth:
+    return Growth(
+        pattern="rebuilt",
+        what=type(rebuilt.value).__name__,
+        items=describe_items(rebuilt.items),
+        per_epoch=len(rebuilt.items) / evidence.run_epochs,
+        bytes_per_epoch=round(evidence.bytes_per_epoch),
+        # The path to the variables of an object ends with the dot before their names.
+        holder=replace(holder, path=holder.path.removesuffix(".")),
+    )
 
 
 def _was_there(items: list[Any], evidence: HeapEvidence) -> bool:
@@ -109,18 +115,18 @@ class _Weighed(NamedTuple):
     contents: _Contents
 
 
-def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
-    """Give the value that weighs what grew, of several the nearest."""
-    most_bytes = grown_bytes * MOST_SHARE
+def _nearest_to(grown_bytes: float, evidence: HeapEvidence) -> list[_Rebuilt]:
+    """Give the values that weigh what grew, the nearest first."""
+    most_bytes, ignored_ids = grown_bytes * MOST_SHARE, evidence.ignored_ids
     weighed: list[_Weighed] = []
     too_large: list[_Weighed] = []
-    for value in values:
-        contents = _measure_contents(value, _FEWEST_OBJECTS, most_bytes)
+    for value in _rebuilt_values(evidence):
+        contents = _measure_contents(value, _FEWEST_OBJECTS, most_bytes, ignored_ids)
         (weighed if contents.is_whole else too_large).append(_Weighed(value, contents))
     # Of those that were not gone through to the end, the heaviest are worth more time.
     too_large.sort(key=lambda row: -row.contents.size_bytes)
     for value, _ in too_large[:_MOST_WEIGHED]:
-        contents = _measure_contents(value, _MOST_OBJECTS, most_bytes)
+        contents = _measure_contents(value, _MOST_OBJECTS, most_bytes, ignored_ids)
         if contents.is_whole:
             weighed.append(_Weighed(value, contents))
 
@@ -130,14 +136,16 @@ def _nearest_to(grown_bytes: float, values: list[Any]) -> _Rebuilt | None:
         if row.contents.size_bytes >= grown_bytes * LEAST_SHARE
         and len(row.contents.items) >= _FEWEST_ITEMS
     ]
-    if not fitting:
-        return None
-    nearest = min(fitting, key=lambda row: abs(row.contents.size_bytes - grown_bytes))
-    return _Rebuilt(nearest.value, nearest.contents.items)
+    fitting.sort(key=lambda row: abs(row.contents.size_bytes - grown_bytes))
+    return [
+        _Rebuilt(row.value, row.contents.items) for row in fitting[:_MOST_SEARCHED_FOR]
+    ]
 
 
-def _measure_contents(value: object, most_objects: int, most_bytes: float) -> _Contents:
-    """Weigh a value with all that its containers hold."""
+def _measure_contents(
+    value: object, most_objects: int, most_bytes: float, ignored_ids: AbstractSet[int]
+) -> _Contents:
+    """Weigh a value with all that its containers hold, but for what is ignored."""
     objects: list[Any] = [value]
     seen_ids = {id(value)}
     items: list[Any] = []
@@ -155,7 +163,7 @@ def _measure_contents(value: object, most_objects: int, most_bytes: float) -> _C
             items.append(current)
             continue
         for referent in referents:
-            if id(referent) not in seen_ids:
+            if id(referent) not in seen_ids and id(referent) not in ignored_ids:
                 seen_ids.add(id(referent))
                 objects.append(referent)
     items = [item for item in items if _is_kept(item)] or items
