@@ -327,6 +327,11 @@ def _advice(
     if isinstance(lock, filelock.SoftFileLock):
         # A file, which outlives a process that was killed on another machine.
         return f" (it has ended? delete {lock.lock_file})"
+    if holder is not None and holder.process == ProcessIdentity.of_this_process():
+        return (
+            " (this process, in another thread; if that one waits for this thread, "
+            "neither ends: in load(), self.load(key) in place of self[row])"
+        )
     return ""
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.cache.durable import not_written, remove
+from loaderkit.datasets.own_samples import have_all_threads_make_samples
 from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
@@ -471,6 +472,7 @@ def _run_worker(
         return
     common: CommonPart = sent.value
     job = common.job
+    have_all_threads_make_samples()
     with (
         job.tracker(all_threads=True) as tracker,
         doing_tasks_of(common, file, tracker),

@@ -1,9 +1,14 @@
 """Code that makes the samples of a cache does not wait for that cache."""
 
+import asyncio
+import shutil
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from held_locks import call_when_logged
 
 from loaderkit import SafeDataset, open_cache, pack
 from loaderkit.datasets.pack import PackOptions
@@ -77,6 +82,135 @@ def test_load_that_asks_for_its_own_samples_is_told_so(tmp_path, question, way):
 
         with pytest.raises(DatasetError, match="by the code that makes its samples"):
             len(dataset)
+
+
+def _in_a_thread(ask):
+    error = []
+
+    def run():
+        try:
+            ask()
+        except DatasetError as raised:
+            error.append(raised)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if error:
+        raise error[0]
+
+
+def _in_a_pool(ask):
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(ask).result()
+
+
+def _in_an_event_loop(ask):
+    async def wait():
+        await asyncio.to_thread(ask)
+
+    asyncio.run(wait())
+
+
+def _in_a_thread_of_a_thread(ask):
+    _in_a_thread(lambda: _in_a_pool(ask))
+
+
+THREADS = [_in_a_thread, _in_a_pool, _in_an_event_loop, _in_a_thread_of_a_thread]
+
+
+class AskingInAThread(Asking):
+    """Asks itself for something in ``load``, from a thread that it starts."""
+
+    def __init__(self, run, question, cache, **options):
+        self.run = run
+        super().__init__(question, cache, **options)
+
+    def load(self, number):
+        self.run(lambda: ASKS[self.question](self))
+        return {"x": torch.full((2,), float(number))}
+
+
+HAS_EVENTS_OF_THREADS = sys.version_info >= (3, 12)
+"""Whether Python tells who starts a thread."""
+
+
+@pytest.mark.long_cases
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("question", ["len", "sample", "column", "another one's"])
+@pytest.mark.parametrize("run", THREADS)
+def test_a_thread_that_load_starts_is_told_so_too(tmp_path, run, question, way):
+    is_known = way == "workers" or run is _in_an_event_loop  # which has the context
+    if not is_known and not HAS_EVENTS_OF_THREADS:
+        pytest.skip("before 3.12 a log line tells; see the next test")
+    cache, options = tmp_path / "c", {"workers": 0}
+    if way == "store":
+        cache = (tmp_path / "store").as_uri()
+    if way == "workers":
+        options = {"workers": 1}
+    with ThreadPoolExecutor(1) as threads:
+        if way == "threads":
+            options = {"executor": threads}
+        dataset = AskingInAThread(run, question, cache, **options)
+
+        with pytest.raises(DatasetError, match="by the code that makes its samples"):
+            len(dataset)
+
+
+def test_a_thread_of_which_nothing_is_known_is_told_what_may_be_wrong(tmp_path):
+    """Such as one of a pool that is older than the call of ``load``."""
+    told = threading.Event()
+    asking = []
+
+    class OfAnOldPool(Asking):
+        def load(self, number):
+            if not asking:
+                asking.append(pool.submit(len, self))
+                told.wait()  # as a load that waits for the thread, but not for ever
+            return {"x": number}
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        dataset = OfAnOldPool("len", tmp_path / "c", workers=0)
+        with call_when_logged("waits for this thread", told.set) as lines:
+            assert len(dataset) == 4
+        assert asking[0].result() == 4
+    assert "in load(), self.load(key) in place of self[row]" in lines[0]
+
+
+def test_a_thread_that_load_has_left_running_reads_the_cache_afterwards(tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+
+        class Computing(Asking):
+            def load(self, number):
+                return {"x": pool.submit(lambda: number).result()}
+
+        dataset = Computing("len", tmp_path / "c", workers=0)
+        assert len(dataset) == 4
+        assert pool.submit(lambda: dataset[3]["x"]).result() == 3
+        # It is packed again, by that thread.
+        shutil.rmtree(dataset.cache)
+        pool.submit(lambda: pack([7], dataset.cache, workers=0)).result()
+        assert open_cache(tmp_path / "c")[0] == 7
+
+
+def test_a_thread_of_others_waits_while_load_runs(tmp_path):
+    """One that is started meanwhile, and not by ``load``, gets the samples."""
+    loads, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Asking):
+        def load(self, number):
+            loads.set()
+            may_go_on.wait()
+            return {"x": number}
+
+    with ThreadPoolExecutor(2) as threads:
+        packing = threads.submit(lambda: len(Slow("len", tmp_path / "c", workers=0)))
+        loads.wait()
+        reading = threads.submit(lambda: Slow("len", tmp_path / "c", workers=0)[3])
+        may_go_on.set()
+
+        assert (packing.result(), reading.result()) == (4, {"x": 3})
 
 
 def test_an_iterable_that_packs_itself_is_told_so(tmp_path):
