@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import pickle
+import re
 import sys
 import types
 from multiprocessing.reduction import ForkingPickler
@@ -234,6 +235,42 @@ class _Parcel(NamedTuple):
     content: bytes
     reader: Connection[Any, Any]
     writer: Connection[Any, Any]
+
+
+def how_to_unpickle(error: Exception, otherwise: str) -> str:
+    """Say what to do where something could not be unpickled in another process.
+
+    Args:
+        error: As it was raised there.
+        otherwise: What to do where it is an error of an object's own code.
+
+    >>> text = "Can't get attribute 'Crop' on <module '__main__' (built-in)>"
+    >>> how_to_unpickle(AttributeError(text), "")  # doctest: +NORMALIZE_WHITESPACE
+    "define Crop at the top of the script, or in a module that it imports: not behind
+    if __name__ == '__main__', within a function or in a notebook's cell"
+    >>> how_to_unpickle(ModuleNotFoundError("No module named 'a'", name="a"), "")
+    'have a where new processes find modules: beside the script, on PYTHONPATH, or installed'
+    """  # noqa: E501 -- the advice is one line
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        where = "beside the script, on PYTHONPATH, or installed"
+        return f"have {error.name} where new processes find modules: {where}"
+    missing = _MISSING_NAME.match(str(error))
+    if not isinstance(error, AttributeError) or missing is None:
+        return otherwise
+    name, module = missing["name"], missing["module"]
+    if module in {"__main__", "__mp_main__"}:
+        return (
+            f"define {name} at the top of the script, or in a module that it imports: "
+            "not behind if __name__ == '__main__', within a function or in a "
+            "notebook's cell"
+        )
+    return f"define {name} at the top of {module}: it is not there after an import"
+
+
+_MISSING_NAME = re.compile(
+    r"Can't (get|resolve) \w+ '(?P<name>[^']+)' on <module '(?P<module>[^']+)'"
+)
+"""What pickle says of a class or function that a module lacks."""
 
 
 class SentWhole:

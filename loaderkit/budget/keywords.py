@@ -6,18 +6,22 @@ a wrong name or a wrong type before.  A test holds each pair to the same names.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
+
+Loss: TypeAlias = Callable[[Any, Any], Any] | Callable[[Any], Any]
+"""Called with what the model gives and the batch or its targets, or with the first
+alone.  With ``...`` for its arguments a strict checker would not know those of a
+lambda."""
 
 
 class StepKeywords(TypedDict, total=False):
     """What a training step is made of; see ``estimate_step``."""
 
-    loss: Callable[..., Any] | None
+    loss: Loss | None
     optimizer: Any
     autocast: torch.dtype | str | None
 

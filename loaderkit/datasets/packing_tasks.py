@@ -33,6 +33,7 @@ from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import preserve_random_states
+from loaderkit.sending import how_to_unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -519,7 +520,8 @@ def not_unpickled(error: Exception) -> DatasetError:
         f"{type(error).__name__}: {error}"
     )
     alone = Setting("workers", 0)
-    fix = Fix.of("correct its __setstate__ or __reduce__, or pack with ", alone)
+    mend = how_to_unpickle(error, "correct its __setstate__ or __reduce__")
+    fix = Fix.of(f"{mend}, or pack with ", alone)
     return DatasetError(message, why=where_raised(error), fix=fix)
 
 

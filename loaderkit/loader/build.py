@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -61,13 +61,15 @@ if TYPE_CHECKING:
     from loaderkit.loader.ranks import Ranks
     from loaderkit.loader.reading import Order, ReadingForecast
 
+D = TypeVar("D")
+
 
 @suggest_keywords
 def build_loader(
-    dataset: Any,
+    dataset: D,
     device: str | torch.device = "cpu",
     **options: Unpack[LoaderKeywords],
-) -> PlannedLoader:
+) -> PlannedLoader[D]:
     """Build a DataLoader whose settings fit the dataset, the device and the machine.
 
     Args:
@@ -87,14 +89,14 @@ def build_loader(
     asked = parse_arguments(LoaderOptions, options, build_loader)
     _check_device_argument(device, dataset)
     check_variables(os.environ)
-    dataset = admit_dataset(dataset, asked)
+    admitted = admit_dataset(dataset, asked)
     ranks = read_ranks(asked.rank, asked.world_size, os.environ)
     seed = choose_seed(asked, ranks)
-    collate = _choose_collate(dataset, asked)
+    collate = _choose_collate(admitted, asked)
 
     # Without batches torch gives collate_fn a sample, and who measures here a list.
     reading_collate = collate if asked.batched else OneByOne(collate)
-    description = describe_dataset(dataset, asked, reading_collate)
+    description = describe_dataset(admitted, asked, reading_collate)
     batching = choose_batching(description, asked, seed.value, ranks)
     facts = read_facts(
         description,

@@ -21,7 +21,7 @@ from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.loader.users_errors import error_about
 from loaderkit.memory.shm_batch import NotUnpickledError, ReceivedBatch
-from loaderkit.sending import SentWhole
+from loaderkit.sending import SentWhole, how_to_unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -164,8 +164,8 @@ class StandIn(SentWhole):
         self.dataset = None
         what = "The dataset, or what goes to a worker with it (worker_init_fn, "
         what += "collate_fn), could not be unpickled there: "
-        fix = "correct its __setstate__ or __reduce__, or "
-        fix += "multiprocessing_context='fork'; num_workers=0 pickles nothing"
+        fix = how_to_unpickle(error, "correct its __setstate__ or __reduce__")
+        fix += ", or multiprocessing_context='fork'; num_workers=0 pickles nothing"
         self.fail_with(Failure.of_start(what, error, fix))
 
     def _failed_delivery(self) -> Delivery | None:

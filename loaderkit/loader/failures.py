@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.interrupts import is_of_code
 from loaderkit.loader.users_errors import error_about
+from loaderkit.sending import how_to_unpickle
 
 
 class WorkerTraceback(Exception):  # noqa: N818 -- a text that stands where errors do
@@ -132,8 +133,8 @@ class NotRebuilt:
             what_it_is: The batch, for the middle of a sentence.
         """
         message = f"{what_it_is} could not be unpickled as it came from its worker: "
-        fix = "correct __setstate__ or __reduce__ of what is in it; "
-        fix += "num_workers=0 pickles nothing"
+        own_code = "correct __setstate__ or __reduce__ of what is in it"
+        fix = f"{how_to_unpickle(self.error, own_code)}; num_workers=0 pickles nothing"
         return error_about(message, self.error, fix)
 
 

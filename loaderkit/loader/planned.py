@@ -13,9 +13,10 @@ import difflib
 import warnings
 import weakref
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from torch.utils.data import DataLoader
+from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
 from loaderkit.arguments import show_value
@@ -54,9 +55,13 @@ if TYPE_CHECKING:
     from loaderkit.loader.user_batches import UserBatches
 
 
+D = TypeVar("D", default=Any)
+"""The dataset of a loader."""
+
+
 @answer_operations
 @answer_wrong_calls
-class PlannedLoader(DataLoader[Any]):
+class PlannedLoader(DataLoader[Any], Generic[D]):
     """A DataLoader with a plan, an epoch, and a state that can be saved.
 
     Made by ``build_loader``.  ``sampler``, ``batch_size`` and torch's other attributes
@@ -72,6 +77,10 @@ class PlannedLoader(DataLoader[Any]):
         setup: What ``build_loader`` decided; None makes a plain DataLoader.
         **settings: As for a DataLoader.
     """
+
+    # torch's is a Dataset, which has no length for a type checker.
+    dataset: D  # type: ignore[assignment]
+    """What was given."""
 
     def __init__(
         self,

@@ -79,6 +79,8 @@ class WorkerDeaths:
         # An error holds the frames that it went through, and they hold the iterator:
         # kept here, it would keep the other workers until Python collects cycles.
         self._told_ref: Callable[[], LoaderError | None] = _nothing_told
+        # Kept workers have served another iteration.
+        self._has_new_workers = torch_iterator not in _STARTED
 
     @property
     def is_over(self) -> bool:
@@ -156,12 +158,28 @@ class WorkerDeaths:
         batches = self._batches_under_way(dead[0]) if dead else []
         who = f"Worker {dead[0]}" if dead else "A worker"
         which = "the batch" if len(batches) == 1 else "one of the batches"
-        message = f"{who} died while it made {which} of {'; or '.join(batches)}."
+        when = "while it made"
+        if dead and self._may_not_have_begun(dead[0]):
+            when = "as it unpickled the dataset, or while it made"
+        message = f"{who} died {when} {which} of {'; or '.join(batches)}."
         death = LoaderError(message, why=cause.why, fix=cause.fix)
         self._told_ref = weakref.ref(death)
         # Batches of the epoch are left: a state that is saved now goes on with them.
         self._progress.stop()
         return death
+
+    def _may_not_have_begun(self, worker: int) -> bool:
+        """Whether a worker was started anew, and none of its batches has come.
+
+        A forked one has the dataset from its first moment.
+        """
+        if not self._has_new_workers or not _is_started_anew(
+            workers_of(self._torch_iterator)[worker]
+        ):
+            return False
+        # torch asks each worker for one batch first, in turn.
+        tasks = getattr(self._torch_iterator, "_task_info", {})
+        return len(tasks.get(worker, ())) == 1
 
     def _batches_under_way(self, worker: int) -> list[str]:
         """Name the samples of each batch that was asked of a worker and never came."""
@@ -226,6 +244,14 @@ def dead_of(workers: list[Any], error: BaseException) -> list[int]:
         # One that was interrupted ends with 0, as one that has no more to do.
         if worker.exitcode or (worker.exitcode == 0 and worker.pid in pids)
     ]
+
+
+def _is_started_anew(worker: Any) -> bool:
+    """Whether a process was sent what it works with, and has not inherited it."""
+    names = ("SpawnProcess", "ForkServerProcess")
+    # Not all systems have all of them.
+    kinds = [getattr(multiprocessing.context, name, None) for name in names]
+    return isinstance(worker, tuple(kind for kind in kinds if kind is not None))
 
 
 def have_died(torch_iterator: Any) -> bool:

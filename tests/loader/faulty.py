@@ -1,5 +1,7 @@
 """Users' mistakes: every kind of error, in every place where a user's code runs."""
 
+import os
+import signal
 from multiprocessing import current_process
 
 import torch
@@ -254,3 +256,11 @@ class RowsOnlyHere(OnlyHere, Dataset):
 
     def __getitem__(self, row):
         return row
+
+
+class KilledAsItIsUnpickled(RowsOnlyHere):
+    """Ends the new process that it is sent to, as the kernel does where memory ends."""
+
+    def __setstate__(self, state):
+        if current_process().name != "MainProcess":
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import sys
 import traceback
+import types
 import uuid
 
 import faulty
@@ -23,6 +24,7 @@ from loaderkit import build_loader, open_cache, pack
 from loaderkit.errors import DatasetError, LoaderError
 from loaderkit.fixes import Pack, Python
 from loaderkit.loader.users_errors import error_about, loader_error_like
+from loaderkit.sending import how_to_unpickle
 
 OPTIONS = {"batch_size": 2, "probe": False, "persistent_workers": False}
 NOT_REBUILT = {"two parts", "holding"}
@@ -734,3 +736,54 @@ def test_what_cannot_be_unpickled_in_a_spawned_worker_is_told(part):
 
     assert "licence is in use" in str(caught.value)
     assert part in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_as_it_unpickles_the_dataset_may_not_have_begun():
+    loader = build_loader(
+        faulty.KilledAsItIsUnpickled(),
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+
+    with pytest.raises(LoaderError, match="died as it unpickled the dataset, or while"):
+        next(iter(loader))
+
+
+def _no_licence(sent, state):
+    return sent.licence[state]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "told"),
+    [
+        ("__main__", "Sent", "define Sent at the top of the script, or in a module"),
+        ("of_this_test", "Sent", "define Sent at the top of of_this_test: it is not"),
+        ("of_this_test", "Outer.Sent", "define Outer at the top of of_this_test:"),
+        ("gone", "Sent", "have gone where new processes find modules"),
+        ("own code", "Sent", "correct its __setstate__"),
+    ],
+)
+def test_what_a_new_process_lacks_is_named(monkeypatch, module, name, told):
+    """Pickled here, and unpickled where the name or the module is gone."""
+    home = types.ModuleType("of_this_test" if module == "own code" else module)
+    sent_class = type("Sent", (), {"__module__": home.__name__, "__qualname__": name})
+    home.Sent, home.Outer = sent_class, types.SimpleNamespace(Sent=sent_class)
+    if module == "own code":
+        sent_class.__setstate__ = _no_licence
+    sent = sent_class()
+    sent.number = 1
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, home.__name__, home)
+        pickled = pickle.dumps(sent)
+        if module == "gone":
+            patch.delitem(sys.modules, "gone")
+        elif module != "own code":
+            del home.Sent, home.Outer
+        with pytest.raises((AttributeError, ModuleNotFoundError)) as raised:
+            pickle.loads(pickled)
+
+    fix = how_to_unpickle(raised.value, "correct its __setstate__")
+
+    assert fix.replace("Outer.Sent", "Outer").startswith(told)

@@ -20,6 +20,7 @@ from loaderkit.budget.step.estimate import StepEstimate
 from loaderkit.dataset_protocol import CachedSamples
 from loaderkit.leaks.report import LeakReport
 from loaderkit.loader.plan import LoaderPlan
+from loaderkit.loader.planned import PlannedLoader
 
 
 class GraphLike:
@@ -48,6 +49,34 @@ def right_options_of_a_loader() -> None:
     loaderkit.build_loader(dataset, torch.device("cpu"), max_nodes=10_000)
     loaderkit.build_loader(dataset, sampler=torch.utils.data.SequentialSampler(dataset))
     loaderkit.build_loader(dataset, batch_sampler=[[0, 1]], collate_fn=list)
+    loaderkit.build_loader(dataset, collate_fn=lambda samples: len(samples))
+    loaderkit.build_loader(dataset, batch_transform=lambda batch: batch)
+
+
+def the_dataset_of_a_loader(clips: "Clips", loader: PlannedLoader) -> None:
+    of_list = loaderkit.build_loader(dataset)
+    assert_type(len(of_list.dataset), int)
+    assert_type(of_list.dataset[0], torch.Tensor)
+    of_clips = loaderkit.build_loader(clips, batch_size=2)
+    assert_type(of_clips.dataset, Clips)
+    assert_type(of_clips.dataset[0]["x"], torch.Tensor)
+    assert of_clips.dataset.nothing  # type: ignore[attr-defined]
+    len(loader.dataset)
+    as_torch: torch.utils.data.DataLoader[Any] = of_clips
+    assert as_torch is not None
+
+
+def losses_as_lambdas(batch: torch.Tensor) -> None:
+    loaderkit.estimate_step(model, batch, loss=lambda output: output.sum())
+    loaderkit.estimate_step(model, batch, loss=lambda output, x: (output - x).sum())
+    loaderkit.estimate_step(model, batch, loss=torch.nn.functional.mse_loss)
+    loaderkit.estimate_step(model, batch, loss=torch.nn.MSELoss())
+    loaderkit.assert_fits(model, batch, "1 GiB", loss=lambda output: output.sum())
+    loaderkit.plan_batch(model, dataset, "cpu", loss=lambda output, x: output.sum())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    loaderkit.MicroBatcher(model, sgd, lambda output, x: (output - x).sum())
+    loaderkit.MicroBatcher(model, sgd, loss=lambda output: output.sum())
+    loaderkit.estimate_step(model, batch, loss="mse")  # type: ignore[arg-type]
 
 
 def wrong_options_of_a_loader() -> None:

@@ -22,13 +22,12 @@ from loaderkit.mistaken import mistaken_for_batch
 from loaderkit.units import format_bytes, size_in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     import torch
     from typing_extensions import Unpack
 
-    from loaderkit.budget.keywords import FitKeywords
+    from loaderkit.budget.keywords import FitKeywords, Loss
     from loaderkit.budget.step.devices import DeviceSpec
 
 UPDATE = "LOADERKIT_UPDATE_SNAPSHOTS"
@@ -39,7 +38,7 @@ UPDATE = "LOADERKIT_UPDATE_SNAPSHOTS"
 class FitOptions:
     """Everything else that can be told to ``assert_fits``."""
 
-    loss: Callable[..., Any] | None = None
+    loss: Loss | None = None
     """As for ``estimate_step``."""
     optimizer: Any = "adam"
     """As for ``estimate_step``."""

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.array_types import Floats
-    from loaderkit.budget.keywords import PlanKeywords
+    from loaderkit.budget.keywords import Loss, PlanKeywords
 
 _DEVICE_MARGIN = 0.1
 """Share of a device's memory that is left free; chosen: the context of CUDA, the
@@ -89,7 +89,7 @@ _SHOWN_ERROR = 0.001
 class PlanOptions:
     """Everything else that can be told to ``plan_batch``."""
 
-    loss: Callable[..., Any] | None = None
+    loss: Loss | None = None
     """As for ``estimate_step``."""
     optimizer: Any = "adam"
     """As for ``estimate_step``."""

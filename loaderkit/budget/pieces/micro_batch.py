@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from loaderkit.budget.diagnosis.diagnose import Diagnosis
+    from loaderkit.budget.keywords import Loss
 
 _NOT_OF_A_PIECE = frozenset(
     {"killed", "shm", "fds", "map count", "pagefile", "fork", "pinned", "garbage size"}
@@ -117,7 +118,7 @@ class MicroBatcher:
     """The module, also wrapped in ``DistributedDataParallel``."""
     optimizer: torch.optim.Optimizer
     """Updates it once a step."""
-    loss: Callable[..., Any] | None = None
+    loss: Loss | None = None
     """As for ``estimate_step``; a mean over samples, nodes or tokens."""
     micro_batch: int | None = None
     """Samples of a piece; None tries the whole batch first.  Halved when memory runs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +22,9 @@ from loaderkit.mistaken import mistaken_for_model
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from loaderkit.budget.keywords import Loss
 
 _AUTOCAST_TYPES = (torch.bfloat16, torch.float16)
 """What ``torch.autocast`` computes in; with another type it warns, and does nothing."""
@@ -30,7 +32,7 @@ _SCALER_METHODS = ("scale", "unscale_", "step", "update")
 
 
 def check_model_and_optimizer(
-    model: object, optimizer: object, loss: Callable[..., Any] | None
+    model: object, optimizer: object, loss: Loss | None
 ) -> None:
     """Refuse what cannot train: no model, no optimizer, or one of another model.
 

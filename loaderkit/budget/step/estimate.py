@@ -63,10 +63,11 @@ from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
+    from loaderkit.budget.keywords import Loss
     from loaderkit.budget.step.allocation_log import Log, Part, Phase
     from loaderkit.budget.step.devices import DeviceSpec, Kernels
     from loaderkit.budget.step.history import Moment
@@ -221,7 +222,7 @@ def estimate_step(
     model: torch.nn.Module,
     batch: object,
     *,
-    loss: Callable[..., Any] | None = None,
+    loss: Loss | None = None,
     optimizer: object = "adam",
     autocast: torch.dtype | str | None = None,
     target: str | DeviceSpec | torch.device = "cpu",
