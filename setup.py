@@ -1,7 +1,8 @@
 """What setup.cfg cannot say: where the project lives, which is known when it is built.
 
 ``PROJECT_URL=https://host/owner/loaderkit python -m build`` makes the links of the
-README absolute, as an index shows them, and adds the project's addresses.
+README absolute, as an index shows them, and adds the project's addresses; so does
+``PROJECT_EMAIL`` with that of its developers.
 """
 
 import os
@@ -27,4 +28,5 @@ setup(
     long_description=readme,
     long_description_content_type="text/markdown",
     project_urls=addresses,
+    author_email=os.environ.get("PROJECT_EMAIL") or None,
 )

@@ -131,6 +131,7 @@ def forecast(
     start_method: str | None,
     pin_memory: bool,
     sharing: Sharing,
+    batches: int | None = None,
 ) -> Forecast:
     """Add up what a loader takes.
 
@@ -143,12 +144,16 @@ def forecast(
         start_method: How workers start.
         pin_memory: Batches are page-locked.
         sharing: How batches leave a worker.
+        batches: Of an epoch, more than which are never asked for ahead; None if
+            unknown.
 
     Returns:
         Needs against limits.
     """
     batch_bytes = facts.batch_bytes or 0
     in_flight = num_workers * (prefetch_factor or 0)
+    if batches is not None:
+        in_flight = min(in_flight, batches)
     worker_bytes = FORKED_BYTES if start_method == "fork" else SPAWNED_BYTES
     waiting = in_flight + read_ahead
     # At the worst moment: the loop has one batch, each worker makes one, and all that

@@ -213,6 +213,7 @@ def decide(
         start_method=start_method.value,
         pin_memory=pin_memory.value,
         sharing=sharing.value,
+        batches=batches,
     )
     _refuse_certain_failure(outlook)
     decision_warnings = (workers.warning, read_ahead.warning, pin_memory.warning)

@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+import torch
 
+from loaderkit import build_loader
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.decisions import Decision, batches_per_s
 from loaderkit.loader.facts import Facts, ReadCost
@@ -301,3 +303,33 @@ def test_the_rate_has_three_limits():
     assert batches_per_s(two, 0) == pytest.approx(5)
     assert batches_per_s(two, 1) == pytest.approx(1 / 0.204)
     assert batches_per_s(two, 4) == pytest.approx(1 / (0.2083 / 2))
+
+
+@pytest.mark.parametrize("batches", [1, 20, 500, 2000])
+@pytest.mark.parametrize("files", [100, 300, 1000])
+@pytest.mark.parametrize("prefetch_factor", [2, 100, 10**5])
+def test_no_more_batches_are_in_flight_than_an_epoch_has(
+    batches, files, prefetch_factor
+):
+    """Where prefetch_factor is larger, torch asks for all of the epoch at once."""
+    in_flight = min(2 * prefetch_factor, batches)
+    asked = {"num_workers": 2, "prefetch_factor": prefetch_factor}
+    host = {"files": files, "files_open": 0}
+
+    if in_flight + 16 > files:  # each worker takes eight
+        with pytest.raises(LoaderError, match="of open files") as raised:
+            plan(asked, host=host, batches=batches)
+        assert f"{in_flight:,} batch" in raised.value.why
+    else:
+        planned = plan(asked, host=host, batches=batches)
+        assert planned.prefetch_factor.value == prefetch_factor
+
+
+def test_a_prefetch_factor_that_torch_runs_with_is_run_with():
+    dataset = torch.utils.data.TensorDataset(torch.arange(40))
+    options = {"batch_size": 2, "num_workers": 2, "prefetch_factor": 10**5}
+
+    ours = list(build_loader(dataset, **options))
+
+    theirs = list(torch.utils.data.DataLoader(dataset, **options))
+    assert [batch.tolist() for [batch] in ours] == [b.tolist() for [b] in theirs]
