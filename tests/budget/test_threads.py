@@ -9,6 +9,7 @@ the sets 64 to 67 of docs/budget.md; what is still read wrongly is not here.
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,62 @@ IS_SPOKEN_OF = (
     "Instead of `{}` it now prints a hint.",
     "Improve the message `{}` so that it names the shape.",
 )
+
+
+UNMARKED = (
+    "I am training on two cards, but I always encounter the {}",
+    "When I train with batch size 64 I get {}",
+    "After an update the script stops with {}\n\nWhat can I do?",
+    "Sometimes it fails with {}",
+)
+"""Before an error without marks around it, as far as its line goes."""
+UNMARKED_AND_SPOKEN_OF = (
+    "If you encounter the {}",
+    "You may get {}",
+    "To avoid {}",
+    "This should not raise {}",
+    "The docs say that it raises {}",
+    "This PR handles {}",
+    "we no longer get {}",
+    "The test expects that it throws {}",
+)
+
+
+@pytest.mark.parametrize("frame", UNMARKED)
+def test_an_error_behind_a_persons_clause_is_one(frame):
+    lost = [text for text in ERRORS if not read_message(frame.format(text)).is_oom]
+
+    assert lost == []
+
+
+@pytest.mark.parametrize("frame", UNMARKED_AND_SPOKEN_OF)
+def test_an_error_behind_a_clause_that_hedges_is_none(frame):
+    taken = [text for text in ERRORS if read_message(frame.format(text)).is_oom]
+
+    assert taken == []
+
+
+@pytest.mark.parametrize("line_end", ["\n", " \n", "\r\n"])
+def test_the_sentences_of_an_allocator_can_stand_on_lines(line_end):
+    message = (
+        "HIP out of memory. Tried to allocate 66.54 GiB.",
+        "GPU 0 has a total capacity of 96.00 GiB of which 10.75 GiB is free.",
+        "Of the allocated memory 84.36 GiB is allocated by PyTorch,",
+        "and 360.11 MiB is reserved by PyTorch but unallocated.",
+    )
+
+    read = read_message(line_end.join(message))
+    assert replace(read, raw="") == replace(read_message(" ".join(message)), raw="")
+    assert read.allocated == round(84.36 * 2**30)
+
+
+def test_a_job_that_is_sometimes_killed_was_killed():
+    log = "slurmstepd: Step 4717680.0 exceeded memory limit (8414616 > 8388608)"
+    intro = "but sometimes it gets killed with the following message:\n```\n"
+
+    assert read_message(f"It works, {intro}{log}, being killed").is_oom is True
+    hedged = f"Your job, {intro}{log}, being killed"
+    assert read_message(hedged.replace("it gets", "it can get")).is_oom is False
 
 
 MENTIONED = (

@@ -72,8 +72,10 @@ def join_lines(lines: list[Line]) -> str:
             line.words, following.words, by_terminal=width in terminals
         ):
             continue
-        goes_on = _is_wrapped(line, following, width) or _is_midst_of_sentence(
-            line, following
+        goes_on = (
+            _is_wrapped(line, following, width)
+            or _is_midst_of_sentence(line, following)
+            or _is_next_sentence(line, following)
         )
         pieces.append(" " if goes_on else "\n")
     return "".join(pieces)
@@ -101,6 +103,27 @@ def _is_midst_of_sentence(line: Line, following: Line) -> bool:
     return not any(row.match(following.words) for row in (_ITEM, _FIELD, _LITERAL))
 
 
+def _is_next_sentence(line: Line, following: Line) -> bool:
+    """Whether somebody put the sentences of an allocator's message on lines.
+
+    >>> _is_next_sentence(
+    ...     Line(20, "Tried to allocate 2.00 GiB."),
+    ...     Line(40, "Of the allocated memory 5.00 GiB is allocated by PyTorch"),
+    ... )
+    True
+    """
+    if not line.words.endswith((".", ",")):
+        return False
+    return _SENTENCE_OF_AN_ALLOCATOR.match(following.words) is not None
+
+
+_SENTENCE_OF_AN_ALLOCATOR = re.compile(
+    r"GPU \d{1,3} has a total capac|Of (?:the allocated memory|this total)\b"
+    r"|(?:Including non-PyTorch memory, )?[Tt]his process has \d"
+    r"|Process \d{1,9} has \d[\d.]* [KMGT]iB memory in use"
+    r"|(?:and )?\d[\d.]* [KMGT]iB is (?:free|reserved|allocated)\b"
+)
+"""As torch's message has them, one behind the other in a line."""
 _ENDS_IN_MIDST = re.compile(r" [^ ]*[\w,(]$")
 _BEGINS_IN_MIDST = re.compile(
     r"(?!(?:out of|killed|cannot|could not|can't|fail\w*|error|oom|terminat\w*|fatal"

@@ -20,7 +20,9 @@ _QUOTATION = re.compile(
     r"(?:(?<=[\s(:,_*])|^)(?:"
     r"(?<!`)`(?P<ticks>[^`]{12,700})`(?!`)"
     r"|\"(?P<marks>[^\n]{12,700}?)\"(?=[\s.,;:!?)*_]|\Z)"
-    r"|\u201c(?P<curly>[^\u201d]{12,700})\u201d)",
+    r"|\u201c(?P<curly>[^\u201d]{12,700})\u201d)"
+    r"|(?<=[a-z] )(?P<bare>(?:\w{1,30}\.){0,6}\w{0,40}(?:[Ee]rror|Exception): "
+    r"[^\n]{12,700})(?=\n|\Z)",
     re.MULTILINE,
 )
 _LEFT_OUT = '"..."'
@@ -48,7 +50,9 @@ _IS_NO_EVENT = compile_words(
     r"|n['\u2019]t|not|never|no longer|without|avoid\w{0,3}|prevent\w{0,3}|instead"
     r"|you|your|users?|people|developers|engineers|customers|someone|anyone"
     r"|many|most|some|often|frequently|commonly|frustrating|dreaded"
-    r"|sometimes|usually|typically|always|to (?:see|get|hit|say)"
+    r"|sometimes(?! (?:it|I|we|the|my|this)\b)|usually|typically"
+    r"|(?<!\bI\s)(?<!\bwe\s)(?<!\bit\s)always"
+    r"|to (?:see|get|hit|say)"
     r"|expect\w{0,3}|used to|handl\w{1,3}|catch\w{0,3}|caught|test\w{0,3}"
     r"|check\w{0,3}|look\w{0,3}|search\w{0,3}|grep\w{0,4}|docs?|documentation"
     r"|manual|guide|fix\w{0,3}|examples?|such as|like|titled|called|named|reads?"
@@ -56,6 +60,19 @@ _IS_NO_EVENT = compile_words(
     r"|no|why|what|how)\b"
 )
 """A clause that tells of what may come, of what others meet, or of the error's text."""
+_IS_A_PERSONS = compile_words(r"\b(?:I|we|my|our|me|us|it|this|the)\b")
+"""A clause of a person's, before an error without marks around it."""
+_IS_HEDGED = compile_words(
+    r"\b(?:you|users?|people|anyone|someone) (?:(?:who|that|may|might|can|could|often"
+    r"|sometimes|usually|still|ever) ){0,3}(?:gets?|sees?|encounters?|hits?|faces?"
+    r"|receives?|runs? into)\b"
+    r"|\b(?:may|might|can|could|should|should not|must not) (?:still |then |also )?"
+    r"(?:get|see|raise|throw|fail|give|cause|lead|result|end|crash|encounter)\b"
+    r"|\A\W{0,4}to (?:avoid|prevent|fix|handle|catch|test)\b"
+    r"|\b(?:avoids?|prevents?|handles?|catch(?:es)?|expects?|no longer|used to"
+    r"|(?:docs?|documentation|manual) says?)\b"
+)
+"""A clause that tells what may come, before an error without marks around it."""
 _IS_SPOKEN_OF = compile_words(
     r"\A\W{0,4}(?:instead of|rather than|in place of|unlike|handles?|catch(?:es)?)\b"
     r"|\b(?:improves?|changes?|replaces?|rewords?|rephrases?|shortens?|translates?) "
@@ -114,7 +131,7 @@ def set_quotations_apart(text: str) -> str:
 
 def _errors_quoted(text: str) -> Iterator[tuple[int, int, str]]:
     for match in _QUOTATION.finditer(text):
-        quoted = match.group("ticks") or match.group("marks") or match.group("curly")
+        quoted = match.group(match.lastgroup or 0)
         if not (
             _OWN_CLASS.match(quoted)
             or _OWN_FIGURES.search(quoted)
@@ -129,8 +146,11 @@ def _errors_quoted(text: str) -> Iterator[tuple[int, int, str]]:
         if _COMMENT.match(text, line_start):
             continue
         clause = _clause_before(text, match.start())
-        if _IS_SPOKEN_OF.search(clause):
+        is_bare = match.lastgroup == "bare"
+        if (_IS_HEDGED if is_bare else _IS_SPOKEN_OF).search(clause):
             yield match.start(), match.end(), ""
+        elif is_bare and _IS_A_PERSONS.search(clause) is None:
+            pass  # programs put the errors of others into their lines
         elif _IS_NO_EVENT.search(clause) or _ANNOUNCES.search(clause) is None:
             continue
         elif _TOLD_BEHIND.match(text, match.end(), match.end() + _CLAUSE) is None:
