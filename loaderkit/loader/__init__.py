@@ -7,7 +7,8 @@ asked for), then ``build``, ``loader_setup`` (what it decided) and ``planned`` (
 loader).  A loader consists of ``loader_state`` (where it stands) and ``state_format``
 (the form of its ``state_dict``, pure), ``resumable`` (batches from anywhere),
 ``inner_loader`` (the DataLoader that reads) and ``epochs`` (an iteration);
-``sampler_protocol`` has what a user's sampler is asked.  Then come
+``sampler_protocol`` has what a user's sampler is asked, and ``dataset_changes`` what
+was assigned to a dataset while workers were kept.  Then come
 ``agreement`` (ranks compare what their order follows from), ``fetching`` and
 ``delivery`` (what runs in a worker, and what it sends), ``users_errors`` (what is
 raised when the user's code fails), ``worker_deaths`` (what is raised when a worker

@@ -30,6 +30,7 @@ from loaderkit.errors import (
 from loaderkit.forking import warn_of_fork_hazard
 from loaderkit.habits import LOADER
 from loaderkit.loader.assigned import MAY_BE_ASSIGNED, check_assigned
+from loaderkit.loader.dataset_changes import assigned_values, differ
 from loaderkit.loader.epochs import LoaderEpoch, announce_downloads
 from loaderkit.loader.inner_loader import EpochSource, open_inner_iterator
 from loaderkit.loader.loader_state import LoaderState
@@ -111,6 +112,7 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
         self._has_changed = False
         # How many samples the dataset had that these have copies of.
         self._samples_of_workers: int | None = None
+        self._values_of_workers: dict[str, object] = {}
         # From here on, what was decided stays as it is: __setattr__ looks for this.
         self._is_built = True
 
@@ -432,14 +434,19 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
         if running is not None and not running.progress.has_stopped:
             return "beside"
         has_lost_workers = self._state.lost_kept_workers or have_died(self._iterator)
-        samples = None if self.batches is None else length_of(self.dataset)
+        # A stream goes on in a kept worker.
+        is_stream = self.batches is None
+        samples = None if is_stream else length_of(self.dataset)
+        values = {} if is_stream else assigned_values(self.dataset)
         has_other_samples = samples != self._samples_of_workers
+        has_other_samples |= differ(self._values_of_workers, values)
         if self._has_changed or has_lost_workers or has_other_samples:
             # They have the old value of something, or a copy of a dataset that has
-            # grown since; or one of them has died: in an epoch, or since.
+            # grown since, or was given another transform, say; or one of them has
+            # died: in an epoch, or since.
             self._end_kept_workers()
             self._has_changed = False
-        self._samples_of_workers = samples
+        self._samples_of_workers, self._values_of_workers = samples, values
         return "new" if self._iterator is None else "kept"
 
     def _begin_reading(

@@ -1,0 +1,88 @@
+"""What was assigned to a dataset since workers that are kept got their copy of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLAIN = (int, float, complex, str, bytes, type(None))
+_MOST_DEEP = 4
+"""Chosen: a subset of a concatenation of datasets with a transform of several."""
+_MOST_ITEMS = 64
+"""Of a list: longer ones hold samples, and no transforms or datasets."""
+
+
+def assigned_values(dataset: object) -> dict[str, object]:
+    """Give what a dataset, its parts and its transforms have under public names.
+
+    Private names are left out: code of the dataset's own fills them as it reads.
+
+    Args:
+        dataset: Map-style.
+
+    Returns:
+        The values themselves, so that another one can be told from them.
+
+    >>> class Rows(Dataset):
+    ...     transform = None
+    ...     _read = 0
+    >>> rows = Rows()
+    >>> before = assigned_values(rows)
+    >>> rows._read = 1
+    >>> differ(before, assigned_values(rows))
+    False
+    >>> rows.transform = str
+    >>> differ(before, assigned_values(rows))
+    True
+    """
+    return dict(_values_of(dataset, "", _MOST_DEEP))
+
+
+def differ(before: dict[str, object], after: dict[str, object]) -> bool:
+    """Tell whether another value was assigned; what is in an array is not compared."""
+    if before.keys() != after.keys():
+        return True
+    return any(_is_another(before[name], value) for name, value in after.items())
+
+
+def _is_another(before: object, after: object) -> bool:
+    if before is after:
+        return False
+    is_plain = type(before) is type(after) and isinstance(before, _PLAIN)
+    return not is_plain or before != after
+
+
+def _values_of(owner: object, path: str, deep: int) -> Iterator[tuple[str, object]]:
+    """Give the public attributes of an object, and of those in them that have some."""
+    for name, value in _attributes_of(owner):
+        place = f"{path}.{name}"
+        yield place, value
+        if not deep:
+            continue
+        parts = value if isinstance(value, list | tuple) else [value]
+        if len(parts) > _MOST_ITEMS:
+            continue
+        for number, part in enumerate(parts):
+            # Datasets, and transforms that are objects.
+            if isinstance(part, Dataset) or callable(part):
+                if parts is value:
+                    yield f"{place}[{number}]", part
+                yield from _values_of(part, f"{place}[{number}]", deep - 1)
+
+
+def _attributes_of(owner: object) -> list[tuple[str, object]]:
+    if isinstance(owner, type):
+        return []
+    attributes = getattr(owner, "__dict__", None)
+    if not isinstance(attributes, dict):
+        return []
+    # Keys of a namespace need not be texts.
+    return [
+        (name, value)
+        for name, value in list(attributes.items())
+        if isinstance(name, str) and not name.startswith("_")
+    ]
