@@ -141,6 +141,12 @@ def test_the_sentences_of_an_allocator_can_stand_on_lines(line_end):
     assert read.allocated == round(84.36 * 2**30)
 
 
+def test_an_error_that_is_cut_behind_a_bracket_is_one():
+    error = "Error: unable to mmap 4965799096 bytes from m.bin: Cannot allocate memory"
+
+    assert read_message(f"I get this:\n\nIt failed with {error} (").is_oom is True
+
+
 def test_a_job_that_is_sometimes_killed_was_killed():
     log = "slurmstepd: Step 4717680.0 exceeded memory limit (8414616 > 8388608)"
     intro = "but sometimes it gets killed with the following message:\n```\n"
@@ -168,6 +174,7 @@ MENTIONED = (
     "With a batch of 512 it will cause CUDA out of memory on most cards.",
     "MemoryStore: block 7 stored as values in memory, reserving 3.2 GiB",
     "When CUDA is out of memory the batch is halved automatically.",
+    "Error writing checkpoint file /ckpt/m.tmp: Resource exhausted: /ckpt/m.tmp",
 )
 
 
