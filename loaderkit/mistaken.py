@@ -93,6 +93,8 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
         why = f"it holds {count_of(len(given), 'datasets')}, which would be its samples"
         instead = "torch.utils.data.ConcatDataset(datasets)"
         return Mistake(message, why, instead)
+    if hasattr(given, "iloc") and getattr(given, "ndim", 2) == 1:
+        return Mistake(message, "its [0] is a label, and no row", "column.tolist()")
     if hasattr(given, "iloc"):
         why = "its rows are not what table[0] gives"
         return Mistake(message, why, 'table.to_dict("records")')

@@ -68,6 +68,7 @@ MISTAKES = {
     "generator": (lambda: (sample for sample in [1]), "only once", "list(samples)"),
     "awaited generator": (lambda: _awaited(), "awaited", "run(read_all(samples))"),
     "coroutine": (lambda: _Coroutine(), "not awaited", "asyncio.run(coroutine)"),
+    "column": (lambda: pd.Series([1, 2]), "a label", "column.tolist()"),
     "table": (lambda: pd.DataFrame({"a": [1]}), "its rows are not", 'dict("records")'),
 }
 

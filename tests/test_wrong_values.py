@@ -1216,3 +1216,28 @@ def test_no_sample_in_any_span_is_told_in_one_negative():
     assert (
         raised.value.what == "There is nothing to pack: none of 3 spans has a sample."
     )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [len, list, lambda rows: rows[0], lambda rows: build_loader(rows, batch_size=2)],
+    ids=["len", "loop", "row", "loader"],
+)
+def test_a_dataset_without_cache_whose_raw_folder_is_not_there_is_told(
+    tmp_path, monkeypatch, ask
+):
+    """Its path was relative, say, and the current folder is another one now."""
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.npz").touch()
+    monkeypatch.chdir(tmp_path)
+    rows = OfFiles(raw="raw")
+    monkeypatch.chdir(tmp_path.parent)
+
+    with pytest.raises(DatasetError, match="there is no raw, its raw data"):
+        ask(rows)
+    monkeypatch.chdir(tmp_path)
+    assert list(rows) == ["a.npz"]
+
+
+def test_its_twin_a_raw_folder_in_which_there_is_nothing_yet_is_empty(tmp_path):
+    assert len(OfFiles(raw=tmp_path)) == 0

@@ -22,7 +22,12 @@ from loaderkit.datasets.key_texts import key_in_code
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.packing import PackOutcome, has_cache, pack_source
 from loaderkit.datasets.room import page_cache_bytes
-from loaderkit.datasets.sources import KeyedSource, ask_for_keys, refuse_empty
+from loaderkit.datasets.sources import (
+    KeyedSource,
+    ask_for_keys,
+    refuse_empty,
+    refuse_missing_raw,
+)
 from loaderkit.errors import DatasetError, MissingMethodError
 
 if TYPE_CHECKING:
@@ -268,7 +273,10 @@ class CachedSamplesMixin(Generic[T]):
 
     def _list_keys(self) -> list[Any]:
         if self._loaderkit.keys is None:
-            self._loaderkit.keys = list(ask_for_keys(self))
+            keys = list(ask_for_keys(self))
+            if not keys:
+                refuse_missing_raw(type(self).__name__, self.raw)
+            self._loaderkit.keys = keys
         return self._loaderkit.keys
 
     def _count_samples(self) -> int:

@@ -195,11 +195,31 @@ def refuse_empty(packable: Source, given: object) -> None:
         if raw is not None:
             why = _what_is_in(raw)
         if raw is not None and not raw.exists():
-            fix = f"{name}(raw=...) with its whole path; "
-            fix += f"a relative one begins at {Path.cwd()}"
+            fix = _fix_of_missing_raw(name)
         elif raw is not None:
             fix = f"look at what {name}.keys() searches for, or at raw={str(raw)!r}"
     raise DatasetError(message, why=why, fix=fix)
+
+
+def refuse_missing_raw(name: str, raw: Path | None) -> None:
+    """Refuse to be a dataset of nothing, because of a folder that is not there.
+
+    A loop over it would do nothing, and tell nobody.
+
+    Args:
+        name: The class, whose ``keys`` are none.
+        raw: Where it looked.
+
+    Raises:
+        DatasetError: There is no such folder.
+    """
+    if raw is not None and not raw.exists():
+        message = f"{name}.keys() is empty."
+        raise DatasetError(message, why=_what_is_in(raw), fix=_fix_of_missing_raw(name))
+
+
+def _fix_of_missing_raw(name: str) -> str:
+    return f"{name}(raw=...) with its whole path; a relative one begins at {Path.cwd()}"
 
 
 def _what_is_in(raw: Path) -> str:
