@@ -4,11 +4,12 @@ Read in this order.  ``train_step`` is one step as users write it; ``step_copies
 copies all that it uses, ``users_state`` finds what no copy stands for, and
 ``state_snapshots`` puts it back; ``fake_tensors``, ``track`` and ``tracker`` run it
 with fake floats and log every byte (``allocation_log``), with an optimizer that has its
-state (``optimizer_states``).  ``call_arguments``, ``kernels``, ``kernel_calls``,
-``layouts``, ``formulas``, ``accumulation``, ``sparse_fakes``, ``real_values``,
-``index_ranges`` and ``unseen_memory`` know what fakes do not show; ``peaks`` and
-``allocator`` read the peak out of a log; ``estimate`` is the front door.  ``measure``
-and ``extrapolate`` run small real steps where a step cannot be tracked.
+state (``optimizer_states``); ``output_cache`` remembers what operators gave for fakes.
+``call_arguments``, ``kernels``, ``kernel_calls``, ``layouts``, ``formulas``,
+``accumulation``, ``sparse_fakes``, ``real_values``, ``index_ranges`` and
+``unseen_memory`` know what fakes do not show; ``peaks`` and ``allocator`` read the peak
+out of a log; ``estimate`` is the front door.  ``measure`` and ``extrapolate`` run small
+real steps where a step cannot be tracked.
 
 ``devices`` is the table of kinds of devices.  What a CUDA GPU does otherwise than this
 CPU is in ``cuda_autocast`` (types), ``cuda_functions`` with ``cuda_attention``,
