@@ -6,6 +6,7 @@ that asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -204,6 +205,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     def call(epoch: int) -> object:
         if "leak_epoch" in arguments:
             arguments["leak_epoch"] = epoch
+        if epoch == 1 and "subtests" in arguments:
+            arguments["subtests"] = _FailingSubtests(arguments["subtests"])
         return function(**arguments)
 
     _judge_calls_of(pyfuncitem, call)
@@ -326,6 +329,28 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
 
 class _SubtestFailedError(Exception):
     """A subtest of a call failed."""
+
+
+class _FailingSubtests:
+    """Stands for pytest's ``subtests`` in further calls, and reports failures alone.
+
+    pytest keeps each report to its end: a test with subtests would leak.
+
+    Args:
+        subtests: pytest's.
+    """
+
+    def __init__(self, subtests: Any) -> None:
+        self._subtests = subtests
+
+    @contextlib.contextmanager
+    def test(self, msg: str | None = None, **kwargs: Any) -> Iterator[None]:
+        """Run a subtest."""
+        try:
+            yield
+        except (Exception, pytest.skip.Exception, pytest.fail.Exception):
+            with self._subtests.test(msg, **kwargs):
+                raise
 
 
 class _SubtestCounter:

@@ -626,6 +626,12 @@ def test_what_pytest_keeps_of_the_calls_is_no_leak(pytester):
             print("a" * 50_000)
             keep(bytearray(100_000))
 
+        def test_subtests(keep, subtests):
+            for n in range(50):
+                with subtests.test("one", n=n):
+                    assert n < 50
+            keep(bytearray(100_000))
+
         def test_read_output(keep, capfd):
             print("a")
             assert capfd.readouterr().out == "a\\n"
@@ -634,7 +640,8 @@ def test_what_pytest_keeps_of_the_calls_is_no_leak(pytester):
     )
     result = pytester.runpytest("-q")
 
-    result.assert_outcomes(passed=4, failed=4)
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["failed"]) == (5, 5)
     result.stdout.no_fnmatch_line("FAILED *flat*")
 
 
@@ -643,12 +650,14 @@ def test_what_pytest_keeps_of_subtests_and_own_loops_is_told_beside_a_leak(pytes
     pytester.makepyfile(
         """
         import logging
+        import unittest
         import pytest
 
-        @pytest.mark.leak_free
-        def test_subtests(subtests):
-            for n in range(50):
-                with subtests.test(n=n): pass
+        class TestOfUnittest(unittest.TestCase):
+            @pytest.mark.leak_free
+            def test_subtests(self):
+                for n in range(50):
+                    with self.subTest(n=n): pass
 
         def test_own_loop(leak_detector):
             for _ in leak_detector.epochs(range(12)):
@@ -660,8 +669,8 @@ def test_what_pytest_keeps_of_subtests_and_own_loops_is_told_beside_a_leak(pytes
 
     result.stdout.fnmatch_lines(
         [
-            "  note: pytest keeps 1,200 records that were logged, which are in*",
             "  note: pytest keeps the reports of * subtests, which are in*",
+            "  note: pytest keeps 1,200 records that were logged, which are in*",
         ]
     )
 
@@ -688,3 +697,22 @@ def test_several_markers_add_up_and_the_closest_wins(pytester):
         """
     )
     pytester.runpytest().assert_outcomes(passed=3)
+
+
+@pytest.mark.slow
+def test_a_subtest_that_fails_in_a_later_call_fails_the_test(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.leak_free
+        def test_later(subtests, leak_epoch):
+            for n in range(3):
+                with subtests.test("part", n=n):
+                    assert leak_epoch < 2 or n != 1, "in call three"
+        """
+    )
+    result = pytester.runpytest("-q")
+
+    assert result.parseoutcomes()["failed"] >= 1
+    result.stdout.fnmatch_lines(["*part*n=1*", "*in call three*"])
