@@ -78,6 +78,7 @@ from loaderkit.cache.manifest import (
 )
 from loaderkit.cache.shard_table import ShardTableBuilder
 from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
+from loaderkit.units import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -86,6 +87,10 @@ if TYPE_CHECKING:
     from loaderkit.cache.columns import ShardBuffer
 
 _LOG = logging.getLogger("loaderkit")
+_VALUES = "values"
+"""Name of what the file of a plan has besides the plan."""
+_MOST_VALUES_NAMED = 8
+"""In a message of one line: chosen."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,9 @@ class Build:
     path: Path
     plan: Mapping[str, Any] = field(default_factory=dict)
     """What decides the bytes: samples and settings; given to ``resume``."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of values that samples may be made from, by names that a user knows: only
+    for saying what differs from an earlier run."""
     shards: ShardTableBuilder = field(default_factory=ShardTableBuilder)
     """The finished shards, those of an earlier run first.  What else is known of each
     is in its note on disk: 10,000 of them would take more memory than a shard."""
@@ -202,7 +210,9 @@ class Build:
         with writing(self.path):
             _adopt_or_drop_finished_shards(self)
 
-    def resume_in_any_order(self, plan: Mapping[str, Any]) -> list[int]:
+    def resume_in_any_order(
+        self, plan: Mapping[str, Any], values: Mapping[str, str] | None = None
+    ) -> list[int]:
         """Take over every shard that an earlier run of the same plan finished.
 
         Shards that are written in any order are read back by ``read_note`` and become
@@ -210,6 +220,7 @@ class Build:
 
         Args:
             plan: What decides the bytes of the cache, as JSON.
+            values: Hashes of values that samples may be made from, by their names.
 
         Returns:
             Their numbers, in order; the others' files are deleted.
@@ -217,7 +228,7 @@ class Build:
         Raises:
             CacheError: A file cannot be read, written or deleted.
         """
-        self.plan = plan
+        self.plan, self.values = plan, values or {}
         with writing(self.path):
             return _keep_intact_or_drop(self)
 
@@ -581,17 +592,62 @@ def _delete_unnamed_shards(path: Path) -> None:
 def _has_plan_of(build: Build) -> bool:
     """Tell whether the shards that lie there are of the same plan; warn if not."""
     earlier_plan = read_build_json(build.folder / PLAN)
+    earlier_values: object = None
+    if isinstance(earlier_plan, dict):
+        earlier_values = earlier_plan.pop(_VALUES, None)
     # Compared as it comes back from JSON, which has no tuples.
     if earlier_plan == json.loads(json.dumps(build.plan)):
         return True
     numbers = note_numbers(build.folder)
-    if any(read_note(build.folder, number) for number in numbers):
+    finished = sum(read_note(build.folder, number) is not None for number in numbers)
+    if finished:
         _LOG.warning(
-            "packing %s starts anew: an unfinished run of other samples or "
-            "settings lay there",
+            "packing %s starts anew, and %s of an unfinished run; changed since: %s",
             build.path,
+            f"deletes {count_of(finished, 'finished shards')}",
+            _difference_of_plans(earlier_plan, earlier_values, build),
         )
     return False
+
+
+def _difference_of_plans(earlier: object, earlier_values: object, build: Build) -> str:
+    """Say what has changed since an unfinished run."""
+    if not isinstance(earlier, dict):
+        return "samples or settings"
+    then, now = {**earlier}, {**build.plan}
+    code_then, code_now = then.pop("fingerprint", None), now.pop("fingerprint", None)
+    if not isinstance(code_then, dict) or not isinstance(code_now, dict):
+        return "samples or settings"
+
+    differences = []
+    if code_then.get("load") != code_now.get("load"):
+        differences.append(_difference_of_code(earlier_values, build.values))
+    if code_then.get("keys") != code_now.get("keys"):
+        counts = f"{code_then.get('count')}, now {code_now.get('count')}"
+        differences.append(f"the keys ({counts})")
+    for name in ("version", "compression", "shard_bytes", "spans", "format"):
+        source_then, source_now = (
+            (code_then, code_now) if name == "version" else (then, now)
+        )
+        before, after = source_then.get(name), source_now.get(name)
+        if before != after:
+            differences.append(f"{name} ({before!r}, now {after!r})")
+    # What else is in a plan follows from the samples.
+    return "; ".join(differences) or "the sizes of samples"
+
+
+def _difference_of_code(then: object, now: Mapping[str, str]) -> str:
+    """Name the values that have changed, among those that code may read."""
+    what = "the code of load, or what it reads"
+    if not isinstance(then, dict):
+        return what
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if not names:
+        return what
+    shown = ", ".join(names[:_MOST_VALUES_NAMED])
+    more = len(names) - _MOST_VALUES_NAMED
+    shown += f" and {more:,} more" if more > 0 else ""
+    return f"{what} ({shown})"
 
 
 def _write_plan(build: Build) -> None:
@@ -599,7 +655,7 @@ def _write_plan(build: Build) -> None:
     _remove_notes(build.folder)
     write_text(
         build.folder / PLAN,
-        json.dumps(build.plan),
+        json.dumps({**build.plan, _VALUES: dict(build.values)}),
         partial=build.folder / "note.partial",
     )
 

@@ -124,7 +124,7 @@ class PackingRun:
             "compression": self.options.compression,
             "shard_bytes": self.options.most_shard_bytes,
         }
-        intact = self.build.resume_in_any_order(description)
+        intact = self.build.resume_in_any_order(description, self.source.values())
         self._keep_shards_of_unchanged_samples(intact)
         missing = [
             number

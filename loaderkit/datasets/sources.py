@@ -104,6 +104,12 @@ class Source(Protocol):
         samples is then seen by reading them again.
         """
 
+    def values(self) -> Mapping[str, str]:
+        """Hash values that samples may be made from, by names that a user knows.
+
+        They are compared only where the fingerprint differs, to say what does.
+        """
+
 
 def as_source(source: object, spans: int | None = None) -> Source | StreamSource:
     """Make a source of what a user wants to pack.
@@ -375,6 +381,10 @@ class MapSource:
         """Nothing but the samples themselves can tell."""
         return None
 
+    def values(self) -> Mapping[str, str]:
+        """Name none."""
+        return {}
+
 
 def ask_for_keys(dataset: KeyedSamples) -> Iterable[Any]:
     """Call ``keys()``, which is the user's.
@@ -546,10 +556,26 @@ class KeyedSource:
         """Hash the dataset's attributes, as another process would receive them."""
         return self._hash_of_attributes
 
+    def values(self) -> Mapping[str, str]:
+        """Name the attributes, and the variables that code reads."""
+        hashes = {
+            f"self.{name}": hashed
+            for name, hashed in self._hashes_of_attributes.items()
+            if hashed is not None
+        }
+        return {**self._code_of_load.values, **hashes}
+
     @functools.cached_property
     def _hash_of_attributes(self) -> str | None:
         """As they were when packing began."""
-        return hash_state(self._users_attributes())
+        hashes = self._hashes_of_attributes
+        return None if None in hashes.values() else hash_state(hashes)
+
+    @functools.cached_property
+    def _hashes_of_attributes(self) -> dict[str, str | None]:
+        """As they were when packing began; None of what cannot be hashed."""
+        attributes = self._users_attributes()
+        return {name: hash_state(value) for name, value in attributes.items()}
 
     def _users_attributes(self) -> dict[str, Any]:
         """Give the attributes that are the user's own."""
@@ -677,6 +703,10 @@ class PtFolder:
     def state(self) -> str | None:
         """Hash the one setting that changes samples."""
         return str(self.weights_only)
+
+    def values(self) -> Mapping[str, str]:
+        """Name none: the folder and its files are the keys."""
+        return {}
 
 
 def _refuse_whole_dataset(file: Path, sample: object) -> None:
