@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from torch.utils.data import Dataset
@@ -25,7 +26,8 @@ def assigned_values(dataset: object) -> dict[str, object]:
         dataset: Map-style.
 
     Returns:
-        The values themselves, so that another one can be told from them.
+        The values, so that another one can be told from them.  They are not kept
+        alive: an array may be as large as the dataset.
 
     >>> class Rows(Dataset):
     ...     transform = None
@@ -39,7 +41,8 @@ def assigned_values(dataset: object) -> dict[str, object]:
     >>> differ(before, assigned_values(rows))
     True
     """
-    return dict(_values_of(dataset, "", _MOST_DEEP))
+    values = _values_of(dataset, "", _MOST_DEEP)
+    return {place: _without_keeping(value) for place, value in values}
 
 
 def differ(before: dict[str, object], after: dict[str, object]) -> bool:
@@ -49,7 +52,20 @@ def differ(before: dict[str, object], after: dict[str, object]) -> bool:
     return any(_is_another(before[name], value) for name, value in after.items())
 
 
+def _without_keeping(value: object) -> object:
+    """Give a weak reference; of what takes none, such as lists, the value."""
+    if isinstance(value, _PLAIN):
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
 def _is_another(before: object, after: object) -> bool:
+    if isinstance(before, weakref.ref) and isinstance(after, weakref.ref):
+        # Not ==, which asks the objects.
+        return before() is not after()
     if before is after:
         return False
     is_plain = type(before) is type(after) and isinstance(before, _PLAIN)

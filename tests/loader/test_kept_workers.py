@@ -1,10 +1,13 @@
 """Workers that are kept read what torch's new workers of each epoch would read."""
 
+import weakref
+
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from loaderkit import build_loader, open_cache, pack
+from loaderkit.loader.dataset_changes import assigned_values, differ
 
 
 class Plus:
@@ -110,3 +113,14 @@ def test_a_transform_assigned_to_a_packed_dataset_is_read_by_kept_workers(tmp_pa
         seen.append([batch.tolist() for batch in loader])
 
     assert seen == [[[0, 1, 2], [3, 4, 5]], [[10, 11, 12], [13, 14, 15]]]
+
+
+def test_data_that_was_replaced_is_not_kept_to_be_compared():
+    dataset = Rows(Plus(0))
+    before = assigned_values(dataset)
+    old_data = weakref.ref(dataset.data)
+
+    dataset.data = torch.arange(8)
+
+    assert old_data() is None
+    assert differ(before, assigned_values(dataset))
