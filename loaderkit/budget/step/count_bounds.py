@@ -103,8 +103,15 @@ class CountBounds:
             out: What it gave for them.
         """
         outputs = [t for t in tensors_in(out) if isinstance(t, FakeTensor)]
+        if not operands:
+            return
+        # Asked of each operator, and most have floats alone.
+        if not self._most and all(
+            tensor.dtype.is_floating_point for tensor in (*outputs, *operands)
+        ):
+            return
         is_about_counts = any(map(_is_integer, outputs))
-        if not (is_about_counts or any(map(self._is_count, operands))) or not operands:
+        if not (is_about_counts or any(map(self._is_count, operands))):
             return
         named = arguments_by_name(func, args, kwargs)
         name = str(func._schema.name).removeprefix("aten::")  # noqa: SLF001 -- the way to ask

@@ -179,6 +179,7 @@ _PARALLEL_NUMBERS = 32768
 then often another algorithm: a smaller call stays above if the call is."""
 
 
+@functools.cache
 def operator_name(func: OpOverload) -> str:
     """Give the full name of an operator.
 
@@ -411,16 +412,12 @@ def call_of(
         The description, which keeps no tensor alive; None if it cannot be made again:
         other libraries' operators, sparse tensors, values that decide where is read.
     """
-    name = operator_name(func)
-    if func.namespace != "aten":
-        return None
-    # What holds nothing is never made, so that it reads nothing.
-    is_unsafe = any(word in name for word in _UNSAFE) and not name.startswith(_CHECKED)
-    if is_unsafe and not _is_plain(name):
+    traits = _traits_of(func)
+    if not traits.can_be_made:
         return None
 
     values, structure = flatten_call(_plain_scalars(func, args), kwargs)
-    if "_grouped_mm" in name and any(map(_is_short, values)):
+    if traits.is_grouped_product and any(map(_is_short, values)):
         # Each group is packed, and the sizes of groups are among the values.
         return None
     if any(isinstance(value, torch.Generator) for value in values):
@@ -428,9 +425,9 @@ def call_of(
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if any(tensor.layout not in _DESCRIBED_LAYOUTS for tensor in tensors):
         return None
-    reads_positions = any(word in name for word in _UNSAFE_POSITIONS)
-    has_positions = not all(t.is_floating_point() or t.is_complex() for t in tensors)
-    if reads_positions and has_positions and not name.startswith(OF_PIVOTS):
+    if traits.reads_positions and not all(
+        tensor.is_floating_point() or tensor.is_complex() for tensor in tensors
+    ):
         return None
 
     leaves: list[Any] = []
@@ -445,12 +442,37 @@ def call_of(
                 return None
             leaves.append(sparse)
     call = KernelCall(func, tuple(leaves), structure)
-    return None if _needs_its_operands(name, call) else call
+    return None if _needs_its_operands(operator_name(func), call) else call
+
+
+class _OperatorTraits(NamedTuple):
+    """What is asked of an operator at each of its calls, by its name."""
+
+    can_be_made: bool
+    """Whether its calls can be made again, with invented values."""
+    reads_positions: bool
+    """Whether not, where some operands are whole numbers."""
+    is_grouped_product: bool
+
+
+@functools.cache
+def _traits_of(func: OpOverload) -> _OperatorTraits:
+    name = operator_name(func)
+    # What holds nothing is never made, so that it reads nothing.
+    is_unsafe = any(word in name for word in _UNSAFE) and not name.startswith(_CHECKED)
+    reads_positions = any(word in name for word in _UNSAFE_POSITIONS)
+    return _OperatorTraits(
+        can_be_made=func.namespace == "aten" and (not is_unsafe or _is_plain(name)),
+        reads_positions=reads_positions and not name.startswith(OF_PIVOTS),
+        is_grouped_product="_grouped_mm" in name,
+    )
 
 
 def _needs_its_operands(name: str, call: KernelCall) -> bool:
     """Tell whether a kernel does something else, or crashes, with invented operands."""
     sparse = call.sparse_tensors
+    if not sparse and "group_norm_backward" not in name:
+        return False
     is_coalesced = all(spec.is_coalesced for spec in sparse)
     if name.startswith(_OF_COALESCED) and not is_coalesced:
         return True
@@ -466,6 +488,7 @@ def _needs_its_operands(name: str, call: KernelCall) -> bool:
     return False
 
 
+@functools.cache
 def _is_plain(name: str) -> bool:
     return any(word in name for word in _PLAIN)
 
