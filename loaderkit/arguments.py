@@ -429,7 +429,7 @@ def suggest_device(device: object) -> str:
     for pattern, torch_name in MODELS.items():
         if re.fullmatch(pattern, kind):
             return f"{torch_name}{colon}{index}"
-    nearest = difflib.get_close_matches(kind, ("cuda", "mps", "xpu", "cpu"), 1)
+    nearest = difflib.get_close_matches(kind, sorted({*DEVICES.values()}), 1)
     return f"{nearest[0]}{colon}{index}" if nearest else "cpu"
 
 

@@ -194,7 +194,8 @@ class Storage(Protocol):
 
     All methods may be called from any thread, and in a process forked since.  What
     passes is tried again inside, as ``Patience`` says.  Every method raises CacheError,
-    with the URL and what to do, when the storage does not answer or does not let us in.
+    with what to do, when the storage does not answer or does not let us in.  Every
+    error has ``url`` in its text.
     """
 
     url: str
@@ -214,6 +215,7 @@ class Storage(Protocol):
 
         Raises:
             FileNotFoundError: There is no such file.
+            CacheError: It ends before ``stop``.
         """
         ...
 

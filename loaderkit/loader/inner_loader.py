@@ -125,6 +125,10 @@ class BatchesOfThisProcess(Iterator["Delivery"]):
         return delivery
 
 
+_MOST_BATCHES_AHEAD = 1 << 20
+"""Asked of a worker.  torch goes round a loop as often as it may ask, 0.4 s for 10**6,
+also where an epoch has two batches; and a batch on its way takes an open file, of which
+Linux gives a process no more than these."""
 _PROFILED_AS = "enumerate(DataLoader)#PlannedLoader.__next__"
 """The beginning is torch's: TensorBoard and HTA know by it what waits for data."""
 
@@ -248,7 +252,7 @@ def _choose_sending(
     """Make what packs batches in workers; None if torch sends them."""
     if setup.plan.sharing.value != "parcel":
         return None
-    batches_asked = outer.prefetch_factor or 1
+    batches_asked = _batches_ahead(outer)
     if setup.plan.in_order.value and setup.iterable is None:
         # torch asks a worker for the next batch once its oldest was received, and it is
         # copied out as it is received.  So while one is written, all the others that
@@ -257,6 +261,11 @@ def _choose_sending(
     # Where workers are asked out of turn, one could be asked for all batches under way;
     # one more is being made.
     return SharedMemorySender(batches_asked * outer.num_workers + 2)
+
+
+def _batches_ahead(outer: DataLoader[Any]) -> int:
+    """Say how many batches torch asks of each worker ahead of time."""
+    return min(outer.prefetch_factor or 1, _MOST_BATCHES_AHEAD)
 
 
 def _batch_settings(source: EpochSource) -> dict[str, Any]:
@@ -273,7 +282,7 @@ def _worker_settings(
     if not outer.num_workers:
         return {}
     settings = {
-        "prefetch_factor": outer.prefetch_factor,
+        "prefetch_factor": _batches_ahead(outer),
         "persistent_workers": outer.persistent_workers,
         "multiprocessing_context": NotingContext(outer.multiprocessing_context, outbox),
     }

@@ -1,6 +1,7 @@
 """Law: arguments in each other's place are named, and the fix is a call that works."""
 
 import itertools
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from loaderkit import (
     estimate_step,
     plan_batch,
 )
+from loaderkit.budget.batch.assertions import FitOptions
+from loaderkit.budget.batch.plan import PlanOptions
 from loaderkit.errors import LoaderkitError, OptionError
 
 MODEL = torch.nn.Linear(4, 2)
@@ -116,6 +119,30 @@ def test_arguments_in_each_others_place_are_named_and_the_fix_works(name):
     assert fixes
     for fix in fixes:
         eval(fix, names_for_fix(fix))
+
+
+SOME_OPTIONS = {
+    "loss": LOSS,
+    "optimizer": "sgd",
+    "autocast": "bfloat16",
+    "collate_fn": torch.stack,
+    "epochs": 3,
+    "margin": 0.1,
+    "name": "linear",
+    "rise": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("plan_batch", field.name) for field in fields(PlanOptions)]
+    + [("assert_fits", field.name) for field in fields(FitOptions)],
+)
+def test_they_are_named_beside_any_option_too(name, option):
+    call, [_, _, last] = CALLS[name]
+
+    with pytest.raises(OptionError, match=" was given as model"):
+        call(INPUTS, MODEL, VALUES[last], **{option: SOME_OPTIONS[option]})
 
 
 def test_what_was_given_is_kept_in_the_fix():

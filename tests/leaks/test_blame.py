@@ -9,7 +9,7 @@ import types
 import weakref
 from array import array
 from collections import Counter, deque
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from loaderkit.leaks.finders.evidence import HeapEvidence
 from loaderkit.leaks.finders.growing_array import find_growing_array
 from loaderkit.leaks.finders.resources import kinds_of, resource_growth
 from loaderkit.leaks.own_objects import ids_of_own_objects
+from loaderkit.leaks.patterns import PATTERNS, PatternName
 from loaderkit.leaks.retained import retained_bytes
 from loaderkit.leaks.students_t import quantile
 from loaderkit.leaks.watch import EpochRecorder
@@ -56,6 +57,10 @@ def test_each_pattern_is_known_by_what_is_kept():
     assert growths["view"].bytes_per_epoch == pytest.approx(4 * BIG, rel=0.1)
     assert "`views`" in str(growths["view"])
     hook.remove()
+
+
+def test_of_every_pattern_something_is_said():
+    assert set(PATTERNS) == set(get_args(PatternName))
 
 
 @pytest.mark.parametrize("name", ["kept", "others"])

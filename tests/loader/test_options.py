@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import sys
 from multiprocessing import get_context
 
@@ -902,13 +903,26 @@ def test_inputs_and_targets_side_by_side_are_answered_with_a_dataset_of_both(mak
 def test_more_batches_ahead_than_files_are_refused_with_a_limit_that_would_do(
     prefetch_factor,
 ):
-    """torch asks for each of them, though an epoch has two: 10**6 take it 0.4 s."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    options = {"num_workers": 1, "probe": False}
+    numbers = range(2 * soft)
+
     with pytest.raises(LoaderError, match="of open files") as refused:
-        build_loader(
-            NUMBERS, num_workers=1, prefetch_factor=prefetch_factor, probe=False
-        )
+        build_loader(numbers, prefetch_factor=prefetch_factor, **options)
 
     [enough_files] = re.findall(r"ulimit -n (\d+)", refused.value.fix)
-    assert int(enough_files) > prefetch_factor
+    assert int(enough_files) > min(prefetch_factor, len(numbers))
     assert "a smaller prefetch_factor" in refused.value.fix
-    assert build_loader(NUMBERS, num_workers=1, prefetch_factor=9, probe=False)
+    assert build_loader(numbers, prefetch_factor=9, **options)
+
+
+@pytest.mark.parametrize("prefetch_factor", [10**6, 10**9, 2**63])
+def test_an_epoch_of_fewer_batches_than_are_asked_for_ahead_begins_at_once(
+    prefetch_factor,
+):
+    """torch goes round a loop so many times before the first: 10**6 take it 0.4 s."""
+    numbers = build_loader(
+        range(2), num_workers=1, prefetch_factor=prefetch_factor, probe=False
+    )
+
+    assert [batch.tolist() for batch in numbers] == [[0], [1]]
