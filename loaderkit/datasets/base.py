@@ -47,13 +47,8 @@ from loaderkit.datasets.compositions import ReadBehind
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
-from loaderkit.datasets.ragged import (
-    PadValue,
-    RaggedLayout,
-    check_pad_value,
-    fill_padding,
-    layout_names,
-)
+from loaderkit.datasets.padding import PadValue, check_pad_value, fill_padding
+from loaderkit.datasets.ragged import RaggedLayout, layout_names
 from loaderkit.datasets.rows import is_single_index, normalize_index, normalize_indices
 from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection

@@ -16,12 +16,8 @@ from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
 from loaderkit.datasets.pad_names import check_names_in_batch, check_names_in_cache
-from loaderkit.datasets.ragged import (
-    PadValue,
-    error_of_shapes,
-    fill_padding,
-    padding_of,
-)
+from loaderkit.datasets.padding import PadValue, fill_padding, padding_of
+from loaderkit.datasets.ragged import error_of_shapes
 from loaderkit.datasets.ragged_fields import (
     Joining,
     JointShapes,
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged import Path
+    from loaderkit.datasets.padding import Path
     from loaderkit.datasets.ragged_fields import FieldShapes
     from loaderkit.memory.page_locked import PageLockedBatch
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
-    from loaderkit.datasets.ragged import Path
+    from loaderkit.datasets.padding import Path
     from loaderkit.datasets.structure import Node
     from loaderkit.memory.page_locked import PageLockedBatch
 

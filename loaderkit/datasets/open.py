@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.cache.shards import Checksums
-    from loaderkit.datasets.ragged import PadValue, RaggedLayout
+    from loaderkit.datasets.padding import PadValue
+    from loaderkit.datasets.ragged import RaggedLayout
     from loaderkit.datasets.safe import SafeDataset
 
 

@@ -17,7 +17,8 @@ import torch
 
 from loaderkit.arguments import suggest_name
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, DictJoin, Kind
-from loaderkit.datasets.ragged import PADDED, parts_with_keys, path_text
+from loaderkit.datasets.padding import parts_with_keys, path_text
+from loaderkit.datasets.ragged import PADDED
 from loaderkit.datasets.structure import Leaf
 from loaderkit.errors import DatasetError
 from loaderkit.pyg import is_pyg_data
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import SupportsFloat
 
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged import PadValue, Path
+    from loaderkit.datasets.padding import PadValue, Path
     from loaderkit.datasets.structure import Node
 
 _NUMBER = "one number in each sample"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from loaderkit.cache.store import Store
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.ragged import Path
+    from loaderkit.datasets.padding import Path
     from loaderkit.datasets.structure import Node
 
 

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 import loaderkit
 from loaderkit.datasets.collate_errors import Collating
+from loaderkit.datasets.padding import fill_padding
 from loaderkit.datasets.ragged import (
     END_TO_END,
     PADDED,
@@ -22,7 +23,6 @@ from loaderkit.datasets.ragged import (
     Padded,
     RaggedLayout,
     concatenate,
-    fill_padding,
     layout_names,
     mask_of,
     pad,
