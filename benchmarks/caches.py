@@ -33,7 +33,7 @@ from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import ALIGNMENT
 from loaderkit.cache.manifest import write_manifest
 from loaderkit.cache.shard_table import ShardTable
-from loaderkit.datasets.sources import PtFolder
+from loaderkit.datasets.pt_folder import PtFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from torch_geometric.data import HeteroData
 import loaderkit
 from benchmarks.harness import Row, parse_scale_and_save, report
 from benchmarks.workloads import make_graphs, write_pt_files
-from loaderkit.datasets.sources import PtFolder
+from loaderkit.datasets.pt_folder import PtFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

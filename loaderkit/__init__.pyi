@@ -19,9 +19,9 @@ from .datasets.inspect import inspect_cache as inspect_cache
 from .datasets.open import open_cache as open_cache
 from .datasets.owned_copy import owned_copy as owned_copy
 from .datasets.pack import pack as pack
+from .datasets.pt_folder import PtFolder as PtFolder
 from .datasets.safe import SafeDataset as SafeDataset
 from .datasets.safe import SafeGraphDataset as SafeGraphDataset
-from .datasets.sources import PtFolder as PtFolder
 from .leaks.checks import assert_no_leak as assert_no_leak
 from .leaks.detector import LeakDetector as LeakDetector
 from .loader.build import build_loader as build_loader

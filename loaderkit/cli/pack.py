@@ -80,7 +80,7 @@ def _run_pack(options: argparse.Namespace) -> CacheSummary:
 
 def _open_source(options: argparse.Namespace) -> Any:
     """Give the dataset of that name, or the files of that folder."""
-    from loaderkit.datasets.sources import PtFolder
+    from loaderkit.datasets.pt_folder import PtFolder
 
     if is_url(options.source):
         message = f"{options.source} is a URL, and no dataset."

@@ -18,10 +18,11 @@ What else there is, by what you look for:
   page.py shows it as a page.
 * Keys and rows: rows.py (numbers, however written), key_index.py, key_texts.py,
   compact_keys.py, compositions.py (torch's concatenations and subsets).
-* Packing: sources.py and streams.py (what can be packed; shared_iterators.py looks at
-  spans), pack_options.py, then packing.py, which makes a run: packing_run.py of a
-  source, packing_streams.py of a stream.  shard_plan.py says what goes into which
-  shard.  packing_tasks.py and packing_stream_tasks.py are what is done in a process,
+* Packing: sources.py, pt_folder.py and streams.py (what can be packed;
+  shared_iterators.py looks at spans), pack_options.py, then packing.py, which makes a
+  run: packing_run.py of a source, packing_streams.py of a stream.  shard_plan.py says
+  what goes into which shard.  packing_tasks.py and packing_stream_tasks.py are what is
+  done in a process,
   packing_workers.py and packing_executors.py the processes, packing_team.py what bears
   their loss, packing_failures.py their errors, own_samples.py who may not wait for a
   run, shard_filling.py and block_readers.py the work itself, progress.py the bar.
