@@ -273,7 +273,12 @@ def _rule_in_words(rule: BatchRule, batch_size: str) -> str:
         bounds = [batch_size]
     elif rule.batch_size:
         bounds.insert(0, f"at most {count_of(rule.batch_size, 'samples')}")
-    order = {True: "shuffled", False: "in order", "block": "shuffled in blocks"}
+    order = {
+        True: "shuffled",
+        False: "in order",
+        "block": "shuffled in blocks",
+        "batches": "the same batches in every epoch, shuffled",
+    }
     if rule.shard_of_row is not None:
         order["block"] = (
             f"shuffled in blocks of {count_of(MIXED_SHARDS, 'shards')} at a time"

@@ -290,7 +290,7 @@ def _plan_downloads(
     if stored is None or not isinstance(batches, EpochBatches):
         return None
     rule = batches.rule
-    is_local = rule.shuffle is not True and rule.bucket_by is None
+    is_local = rule.shuffle in {False, "block"} and rule.bucket_by is None
     return plan_downloads(stored, batches.current(), is_local=is_local)
 
 

@@ -30,7 +30,7 @@ class LoaderKeywords(TypedDict, total=False):
     oversized: Literal["raise", "alone", "skip"]
     bucket_by: str | None
     buckets: int
-    shuffle: bool | Literal["block"] | None
+    shuffle: bool | Literal["block", "batches"] | None
     seed: int | None
     generator: torch.Generator | None
     drop_last: bool

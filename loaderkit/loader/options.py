@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     """Takes the name of an option and its value, and returns the value as it is used;
     raises an OptionError."""
 
-Shuffle: TypeAlias = bool | Literal["block"]
-"""Shuffle the samples, or not, or blocks of neighbours."""
+Shuffle: TypeAlias = bool | Literal["block", "batches"]
+"""Shuffle the samples, or not, or blocks of neighbours, or whole batches."""
 Oversized: TypeAlias = Literal["raise", "alone", "skip"]
 """What is done about a sample above a limit: an error, a batch of its own, or it is
 left out."""
@@ -131,7 +131,8 @@ class LoaderOptions(SettingOverrides):
     """Distinct shapes that padded batches can have then."""
     shuffle: Shuffle | None = None
     """True, False, or "block": blocks of 1,024 neighbours, 8 blocks mixed at a time.
-    Of a cache in a store, the blocks of 4 shards at a time.
+    Of a cache in a store, the blocks of 4 shards at a time.  Or "batches": batches
+    limited by size are the same in every epoch, and as many, in another order.
     None is False; only the shufflers of a data pipe are left on then, as in torch."""
     seed: int | None = None
     """What order and random numbers follow from, the same on every rank.  None draws
@@ -261,6 +262,20 @@ class LoaderOptions(SettingOverrides):
             raise OptionError(
                 message, why=why, fix='bucket_by="nodes", or drop buckets'
             )
+        if self.shuffle == "batches":
+            self._check_shuffled_batches()
+
+    def _check_shuffled_batches(self) -> None:
+        if not self.limits and self.bucket_by is None:
+            message = "shuffle='batches' was given without a limit or bucket_by."
+            why = "batches of batch_size samples are as many in every epoch anyway"
+            fix = "shuffle=True; or max_nodes=..., max_bytes=... or max_tokens=..."
+            raise OptionError(message, why=why, fix=fix)
+        if self.drop_last:
+            message = "shuffle='batches' was given with drop_last."
+            why = "the batches are the same in every epoch, so that the samples of one "
+            why += "that is not full would be left out of all of them"
+            raise OptionError(message, why=why, fix="drop_last=False")
 
     def _refuse_beside(self, name: str, why: str, others: set[str]) -> None:
         for other in self.given():
@@ -440,7 +455,7 @@ _CHECKS: Mapping[str, Check] = {
     "oversized": _check_oversized,
     "bucket_by": _check_size_name,
     "buckets": _check_amount,
-    "shuffle": _one_of(True, False, "block"),
+    "shuffle": _one_of(True, False, "block", "batches"),
     "seed": _check_seed,
     "drop_last": check_truth,
     "world_size": _integer_within(1, _MOST_RANKS),

@@ -265,7 +265,12 @@ class EpochBatches(Sampler[list[int]]):
         self.follow_dataset()
         if self._facts is None:
             rule = self.rule
-            order_words = {True: "shuffled", False: "in order", "block": "in blocks"}
+            order_words = {
+                True: "shuffled",
+                False: "in order",
+                "block": "in blocks",
+                "batches": "batches shuffled",
+            }
             facts: dict[str, Any] = {
                 "samples": rule.samples,
                 "order": order_words[rule.shuffle],

@@ -52,7 +52,8 @@ class BatchRule:
     sizes: Mapping[str, Ints] = field(default_factory=dict)
     """What each sample holds ``[samples]``, for each limit and for ``bucket_by``."""
     shuffle: Shuffle = False
-    """True, False, or "block" for files that are not in memory."""
+    """True, False, "block" for files that are not in memory, or "batches" to shuffle
+    batches that are the same in every epoch, so that there are always as many."""
     seed: int = 0
     """Seed of the order, together with the epoch."""
     drop_last: bool = False
@@ -77,8 +78,9 @@ class BatchRule:
         if self.oversized not in {"raise", "alone", "skip"}:
             msg = f"oversized must be 'raise', 'alone' or 'skip', got {self.oversized}"
             raise ValueError(msg)
-        if self.shuffle not in {True, False, "block"}:
-            msg = f"shuffle must be True, False or 'block', got {self.shuffle!r}"
+        if self.shuffle not in {True, False, "block", "batches"}:
+            msg = "shuffle must be True, False, 'block' or 'batches', got "
+            msg += repr(self.shuffle)
             raise ValueError(msg)
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             msg = f"rank must be from 0 to {self.ranks - 1}, got {self.rank}"
@@ -177,11 +179,14 @@ def make_epoch(
     rows, oversized = _split_by_limits(rule)
     left_out = rule.samples - len(rows) - len(oversized)
     generator = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
-    order = _order_rows(rule, rows, generator)
+    keeps_batches = rule.shuffle == "batches"
+    # Of batches that stay as they are, the epoch draws nothing but their order.
+    order_generator = np.random.Generator(np.random.PCG64([rule.seed]))
+    order = _order_rows(rule, rows, order_generator if keeps_batches else generator)
 
     if rule.plain:
         epoch_of_rank = _share_samples(rule, order, consumed_samples)
-    elif rule.bucket_by is None and not len(oversized):
+    elif rule.bucket_by is None and not len(oversized) and not keeps_batches:
         sequence = _cut_order(rule, order, consumed_samples)
         epoch_of_rank = _share_batches(rule, sequence)
     else:
@@ -209,11 +214,13 @@ def can_be_cut_anywhere(rule: BatchRule) -> bool:
     """Return whether batches are cut one after the other from one order of samples.
 
     What is left of such an order can become batches by any other rule.  With buckets,
-    or with samples that get a batch of their own, batches are made first and shuffled
-    afterwards: what is left are whole batches of the same rule.
+    with samples that get a batch of their own, or with ``shuffle="batches"``, batches
+    are made first and shuffled afterwards: what is left are whole batches of the same
+    rule.
     """
-    has_single_samples = rule.oversized == "alone" and len(_oversized_rows(rule)) > 0
-    return rule.bucket_by is None and not has_single_samples
+    if rule.bucket_by is not None or rule.shuffle == "batches":
+        return False
+    return rule.oversized != "alone" or not len(_oversized_rows(rule))
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
@@ -314,7 +321,7 @@ def _oversized_rows(rule: BatchRule) -> Ints:
 def _order_rows(rule: BatchRule, rows: Ints, generator: np.random.Generator) -> Ints:
     if not rule.shuffle:
         return rows
-    if rule.shuffle is True:
+    if rule.shuffle in {True, "batches"}:
         return generator.permutation(rows)
     if rule.shard_of_row is None:
         return _mix_blocks(rows, generator)
@@ -577,8 +584,8 @@ def _shuffle_batches(
         group_start += len(group)
     batch_starts, batch_stops = np.concatenate(starts), np.concatenate(stops)
 
-    if rule.shuffle and len(groups) > 1:
-        # Otherwise all batches of one bucket would come before those of the next.
+    if rule.shuffle == "batches" or (rule.shuffle and len(groups) > 1):
+        # Of buckets, all batches of one would come before those of the next.
         permutation = generator.permutation(np.arange(len(batch_starts)))
         batch_starts, batch_stops = batch_starts[permutation], batch_stops[permutation]
     return _BatchSequence(

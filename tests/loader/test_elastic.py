@@ -46,6 +46,8 @@ def draw_parts(choose, kind):
         fixed["drop_last"] = choose(0, 1) == 1
     if kind == "alone":
         fixed = {"max_nodes": choose(5, 20), "oversized": "alone"}
+    if kind == "same batches":
+        fixed = {"max_nodes": choose(9, 30), "shuffle": "batches"}
 
     parts = []
     for _ in range(choose(1, 4)):
@@ -63,12 +65,13 @@ def draw_parts(choose, kind):
 
 def global_order(samples, shuffle, seed, epoch, options):
     """Say the order by numpy alone; of blocks and whole batches, by one rank."""
-    if shuffle != "block" and not {"bucket_by", "oversized"} & set(options):
+    has_whole_batches = bool({"bucket_by", "oversized", "shuffle"} & set(options))
+    if shuffle != "block" and not has_whole_batches:
         if not shuffle:
             return list(range(samples))
         chance = np.random.Generator(np.random.PCG64([seed, epoch]))
         return chance.permutation(samples).tolist()
-    if "bucket_by" not in options and "oversized" not in options:
+    if not has_whole_batches:
         options = {"batch_size": 1}
     whole = make_loader(samples, shuffle, seed, Part(1, options), 0)
     whole.set_epoch(epoch)
@@ -78,13 +81,12 @@ def global_order(samples, shuffle, seed, epoch, options):
 def make_loader(samples, shuffle, seed, part, rank, workers=0):
     return build_loader(
         Sized(range(samples)),
-        shuffle=shuffle,
         seed=seed,
         rank=rank,
         world_size=part.ranks,
         num_workers=workers,
         probe=False,
-        **part.options,
+        **{"shuffle": shuffle, **part.options},
     )
 
 
@@ -164,7 +166,7 @@ def check_parts(samples, shuffle, seed, epoch, parts, **reading):
     assert len(rows) - len(order) <= most_repeated
 
 
-KINDS = ["samples", "nodes", "buckets", "alone"]
+KINDS = ["samples", "nodes", "buckets", "alone", "same batches"]
 
 
 @given(

@@ -1,6 +1,7 @@
 """Which samples make up which batch, on numbers small enough to see."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ LIMITS = st.fixed_dictionaries(
         "ranks": st.integers(1, 4),
         "batch_size": st.one_of(st.none(), st.integers(1, 9)),
         "limit": st.one_of(st.none(), st.integers(1, 40)),
-        "shuffle": st.sampled_from([True, False, "block"]),
+        "shuffle": st.sampled_from([True, False, "block", "batches"]),
         "drop_last": st.booleans(),
         "oversized": st.sampled_from(["alone", "skip"]),
         "bucket_by": st.sampled_from([None, "nodes"]),
@@ -154,6 +155,34 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
             assert len(batch) <= most_samples
             if limit is not None and len(batch) > 1:
                 assert sizes[batch].sum() <= limit
+
+
+@given(LIMITS, st.integers(1, 5))
+def test_shuffled_batches_are_the_same_and_as_many_in_every_epoch(case, epochs):
+    sizes = np.random.default_rng(case["seed"]).integers(1, 50, case["count"])
+    rule = BatchRule(
+        case["count"],
+        batch_size=case["batch_size"],
+        limits={"nodes": case["limit"] or 30},
+        sizes={"nodes": sizes},
+        shuffle="batches",
+        seed=case["seed"],
+        oversized=case["oversized"],
+        bucket_by=case["bucket_by"],
+        rank=None,
+    )
+
+    drawn = [list(map(tuple, batches(make_epoch(rule, e)))) for e in range(epochs + 1)]
+
+    assert len({frozenset(batches_of_epoch) for batches_of_epoch in drawn}) == 1
+    assert len({len(batches_of_epoch) for batches_of_epoch in drawn}) == 1
+    if len(drawn[0]) > 20:
+        assert drawn[0] != drawn[1]
+    # Its twin: those of shuffled samples are others.
+    twin = replace(rule, shuffle=True)
+    if len(drawn[0]) > 5 and any(len(batch) > 1 for batch in drawn[0]):
+        of_samples = [set(map(tuple, batches(make_epoch(twin, e)))) for e in range(9)]
+        assert any(one != of_samples[0] for one in of_samples)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1), st.integers(1, 9))
