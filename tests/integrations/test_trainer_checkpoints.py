@@ -1,11 +1,13 @@
 """A run that Hugging Face's Trainer goes on with in the middle of an epoch."""
 
 import itertools
+from collections import Counter
 
 import pytest
 import torch
 
 import loaderkit
+from loaderkit.errors import LoaderError
 
 ROWS = [
     {"x": torch.tensor([float(row)]), "labels": torch.tensor(float(row))}
@@ -126,3 +128,74 @@ def test_epochs_in_batches_by_size_are_whole_where_their_batches_stay_the_same(
         left_in_epoch = 13 % steps * accumulated
         rest, _ = train(tmp_path / "checkpoint-13")
         assert rest == seen[13 // steps * batches + left_in_epoch :]
+
+
+@pytest.mark.slow
+@pytest.mark.needs("transformers")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("steps_saved", [3, 7])
+@pytest.mark.parametrize(
+    ("batch_size", "accumulated"), [(4, 1), (2, 1), (8, 1), (4, 2)]
+)
+def test_a_checkpoint_of_other_batches_is_refused_where_samples_would_be_lost(
+    batch_size, accumulated, steps_saved, tmp_path
+):
+    """Other numbers of processes give other batches, too."""
+    import transformers
+
+    from loaderkit.integrations.transformers import WholeEpochs
+
+    def train(batch_size, accumulated, *callbacks, checkpoint=None, **more):
+        settings = transformers.TrainingArguments(
+            output_dir=tmp_path,
+            num_train_epochs=3,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulated,
+            use_cpu=True,
+            dataloader_pin_memory=False,
+            report_to=[],
+            disable_tqdm=True,
+            **more,
+        )
+        model = Model()
+        trainer = transformers.Trainer(
+            model, settings, train_dataset=ROWS, callbacks=list(callbacks)
+        )
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except LoaderError:
+            return None
+        return list(itertools.chain(*model.seen))
+
+    steps = {"save_strategy": "steps", "save_steps": steps_saved}
+    seen = train(4, 1, WholeEpochs(), **steps)
+    path = tmp_path / f"checkpoint-{steps_saved}"
+    asked = {"checkpoint": path, "save_strategy": "no"}
+    read_on = train(batch_size, accumulated, **asked)
+    read_or_refused = train(batch_size, accumulated, WholeEpochs(), **asked)
+
+    is_whole = Counter(seen[: 4 * steps_saved] + read_on) == Counter(seen)
+    assert read_or_refused == (read_on if is_whole else None)
+
+
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("shuffle", [False, True, "batches"])
+@pytest.mark.parametrize("limits", [{"batch_size": 4}, {"max_nodes": 12}])
+def test_a_loader_whose_epochs_are_unlike_is_refused(shuffle, limits):
+    import transformers
+
+    from loaderkit.integrations.transformers import WholeEpochs
+
+    if shuffle == "batches" and "batch_size" in limits:
+        pytest.skip("refused by build_loader")
+    loader = loaderkit.build_loader(Sized(ROWS), shuffle=shuffle, **limits)
+    settings = transformers.TrainingArguments("out", use_cpu=True, report_to=[])
+    begin = WholeEpochs(loader).on_train_begin
+    state, control = transformers.TrainerState(), transformers.TrainerControl()
+
+    if shuffle is True and "max_nodes" in limits:
+        with pytest.raises(LoaderError, match="unlike numbers of batches") as raised:
+            begin(settings, state, control)
+        assert raised.value.fix == 'shuffle="batches"'
+    else:
+        begin(settings, state, control)
