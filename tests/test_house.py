@@ -223,8 +223,8 @@ why = (
     assert texts_cut_by_a_condition(ast.parse(text)) == [8]
 
 
-ONE_CLASS_OF_SEVERAL_LIBRARIES = {"LeakCallback"}
-"""The same thing for each trainer, under the name that its users look for."""
+ONE_CLASS_OF_SEVERAL_LIBRARIES = {"LeakCallback", "WholeEpochs"}
+"""The same things for each trainer, under the names that their users look for."""
 
 
 def names_of_several_classes(trees):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from loaderkit.leaks.own_objects import KeptByDetector
 from loaderkit.leaks.retained import text_buffer_bytes
 from loaderkit.memory.frames import running_locals
 from loaderkit.memory.root_search import chunks_of_referents
@@ -46,7 +47,7 @@ CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass
-class Census:
+class Census(KeptByDetector):
     """Live objects at the end of an epoch, as numbers: it keeps none of them."""
 
     epoch: int

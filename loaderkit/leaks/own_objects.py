@@ -15,16 +15,23 @@ import numpy as np
 
 from loaderkit.memory.tensors import TypeTest, is_a, objects_of
 
-_OWN_ROOM = "loaderkit.leaks"
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, Counter)
 _ARRAYS = (np.ndarray, array.array)
+_OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
+
+
+class KeptByDetector:
+    """Base of what a detector keeps for as long as it watches.
+
+    What a search for causes makes is none of it: that refers to what is the user's.
+    """
 
 
 def ids_of_own_objects(objects: list[Any]) -> set[int]:
     """Look for everything that detectors keep, of this run and of others.
 
-    They keep it in objects of their own classes, and there in plain containers and
-    arrays.  What else is in those, such as functions of the user's, is not entered.
+    They keep it in plain containers, arrays and readings.  What else is in those, such
+    as functions of the user's, is not entered.
 
     Args:
         objects: What Python's collector lists.
@@ -32,23 +39,25 @@ def ids_of_own_objects(objects: list[Any]) -> set[int]:
     Returns:
         The ``id`` of each: of objects, containers and arrays.
     """
-    is_own, is_kept = TypeTest(_is_own), TypeTest(_is_kept)
+    is_own, is_part = TypeTest(_is_kept), TypeTest(_is_part)
     level = objects_of(objects, is_own)
     own_ids = set(map(id, level))
     while level:
-        kept = objects_of(gc.get_referents(*level), is_kept)
-        new = {id(item): item for item in kept if id(item) not in own_ids}
+        parts = objects_of(gc.get_referents(*level), is_part)
+        new = {id(item): item for item in parts if id(item) not in own_ids}
         own_ids.update(new)
-        level = [item for item in new.values() if is_a(item, _CONTAINERS)]
+        level = [item for item in new.values() if not is_a(item, _ARRAYS)]
     return own_ids
 
 
-def _is_own(kind: type) -> bool:
+def _is_kept(kind: type) -> bool:
+    return issubclass(kind, KeptByDetector)
+
+
+def _is_part(kind: type) -> bool:
+    # By identity: a metaclass may define what is equal to its classes.
+    if any(kind is plain for plain in (*_CONTAINERS, *_ARRAYS)):
+        return True
     module = kind.__module__
     # A class of the user's may have anything at all there.
-    return type(module) is str and f"{module}.".startswith(f"{_OWN_ROOM}.")
-
-
-def _is_kept(kind: type) -> bool:
-    # By identity: a metaclass may define what is equal to its classes.
-    return any(kind is kept for kept in (*_CONTAINERS, *_ARRAYS))
+    return type(module) is str and module.startswith(_OWN_ROOMS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from loaderkit.leaks.census import Census, take_census
 from loaderkit.leaks.finders.resources import kinds_of
 from loaderkit.leaks.lows import keeps_rising
+from loaderkit.leaks.own_objects import KeptByDetector
 from loaderkit.leaks.recorded_series import RecordedSeries
 from loaderkit.leaks.shared_files import SharedFiles
 from loaderkit.leaks.throttle import Throttle
@@ -59,7 +60,7 @@ _FEWEST_READINGS = 5
 """Of such a worker: with fewer nothing could be said of it."""
 
 
-class EpochRecorder:
+class EpochRecorder(KeptByDetector):
     """The readings of one run.
 
     Args:

@@ -18,7 +18,7 @@ import torch
 from loaderkit import LeakDetector
 from loaderkit.leaks import blame
 from loaderkit.leaks.blame import find_growth
-from loaderkit.leaks.census import Census, Heap, take_census
+from loaderkit.leaks.census import Census, Heap, look_at_heap, take_census
 from loaderkit.leaks.finders.child_processes import describe_worker
 from loaderkit.leaks.finders.evidence import HeapEvidence
 from loaderkit.leaks.finders.growing_array import find_growing_array
@@ -670,3 +670,15 @@ def test_all_that_a_run_keeps_is_known_as_its_own_and_nothing_of_the_users():
     mutable = (list, dict, set, Counter, np.ndarray, Census)
     assert {id(item) for item in kept if type(item) in mutable} <= own_ids
     assert own_ids.isdisjoint([id(rows), *map(id, rows)])
+
+
+def test_what_a_search_leaves_behind_makes_nothing_of_the_users_a_detectors_own():
+    """Python 3.13 frees it later: a second search began while it was there."""
+    rows = [[np.ones(BIG)] for _ in range(80)]
+    heap = look_at_heap()
+    evidence = HeapEvidence(heap, take_census(0), 8, ignored_ids=frozenset())
+
+    own_ids = ids_of_own_objects(gc.get_objects())
+
+    assert own_ids.isdisjoint([id(rows), *map(id, rows)])
+    assert id(evidence.before) in own_ids

@@ -133,9 +133,14 @@ def _growth_of_type(
     grows.
     """
     objects = [
-        item for item in evidence.heap.objects if type(item).__qualname__ == name
+        item
+        for item in evidence.heap.objects
+        if type(item).__qualname__ == name and id(item) not in evidence.ignored_ids
     ]
-    is_builtin = type(objects[-1]).__module__ == "builtins" if objects else False
+    if not objects:
+        return None
+    count = min(count, len(objects))
+    is_builtin = type(objects[-1]).__module__ == "builtins"
     if is_builtin and count < _LEAST_SHARE_OF_NEW * len(objects):
         return None
     per_epoch = count / evidence.epochs
