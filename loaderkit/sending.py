@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from loaderkit.forking import find_fork_hazard
-from loaderkit.memory.shm_batch import named_in_pickle
+from loaderkit.memory.tensorless_pickles import named_in_pickle
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process, why_not_importable
 
 if TYPE_CHECKING:

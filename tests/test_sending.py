@@ -18,7 +18,7 @@ import torch
 from holders import Holder, LeavesOut, Slotted
 
 from loaderkit import SafeDataset
-from loaderkit.memory import shm_batch
+from loaderkit.memory import tensorless_pickles
 from loaderkit.sending import can_fork, find_obstacle
 
 SPAWN, FORK = multiprocessing.get_context("spawn"), multiprocessing.get_context("fork")
@@ -126,7 +126,7 @@ def test_what_is_large_can_be_sent_as_pickle_can(name, size):
         is_sent = True
 
     assert bool(why_unsendable({"dataset": held}, "spawn")) is not is_sent
-    assert bool(shm_batch.why_unsendable(held)) is not is_sent
+    assert bool(tensorless_pickles.why_unsendable(held)) is not is_sent
 
 
 def test_the_part_that_cannot_be_sent_is_named():

@@ -2,7 +2,7 @@
 
 A tensor made in a DataLoader worker travels to the training process as a file
 descriptor.  Cut from one segment, all tensors of a batch travel as one.  Where our own
-loader sends them, they are cut from the segment that it sends next (shm_batch.py).
+loader sends them, they are cut from the segment that it sends next (shm_segments.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaderkit.datasets.room import UNASKED_BYTES, check_room
-from loaderkit.memory.shm_batch import reserve_segment, sends_shared_batches
+from loaderkit.memory.shm_batch import sends_shared_batches
+from loaderkit.memory.shm_segments import reserve_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

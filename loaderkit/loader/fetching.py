@@ -32,14 +32,13 @@ from loaderkit.loader.unlike_samples import (
     explain_none,
 )
 from loaderkit.loader.users_errors import error_about, to_correct
-from loaderkit.memory.shm_batch import (
+from loaderkit.memory.shm_batch import SharedBatch, sends_shared_batches
+from loaderkit.memory.shm_segments import (
     SegmentRing,
-    SharedBatch,
     can_share_batches,
     filling_segments,
     give_segments,
     segments_of_worker,
-    sends_shared_batches,
 )
 from loaderkit.nests import map_leaves
 from loaderkit.pyg import is_pyg_data

@@ -29,7 +29,7 @@ from loaderkit.loader.user_batches import UserBatches
 from loaderkit.loader.worker_processes import NotingContext
 from loaderkit.loader.worker_start import start_workers
 from loaderkit.memory.page_locked import PageLockedBatch
-from loaderkit.memory.shm_batch import forget
+from loaderkit.memory.shm_segments import forget
 from loaderkit.randomness import mix_seed
 from loaderkit.sending import Outbox
 

@@ -33,7 +33,9 @@ from loaderkit.loader.description import reading_draws_no_random_numbers
 from loaderkit.loader.facts import PROBE_S, ReadCost
 from loaderkit.loader.fetching import fetch
 from loaderkit.loader.page_locking import device_of_batch
-from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, forget, why_unsendable
+from loaderkit.memory.shm_batch import SharedBatch
+from loaderkit.memory.shm_segments import SegmentRing, forget
+from loaderkit.memory.tensorless_pickles import why_unsendable
 from loaderkit.nests import flatten_tensors
 from loaderkit.randomness import preserve_random_states
 from loaderkit.units import format_bytes, format_seconds

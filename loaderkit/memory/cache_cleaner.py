@@ -24,7 +24,7 @@ _LEAST_UNUSED_SHARE = 0.1
 below it the next batches take what was given back at once."""
 _LEAST_UNUSED_BYTES = 64 << 20
 """What a release must bring to count.  Chosen: to write to as many fresh pages takes
-30 ms, by the measure in ``shm_batch``."""
+30 ms, by the measure in ``shm_segments``."""
 
 
 @answer_wrong_calls

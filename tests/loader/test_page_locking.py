@@ -25,7 +25,8 @@ from loaderkit.loader.delivery import Delivery
 from loaderkit.loader.failures import LocalFailure
 from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.memory.machine import Capability
-from loaderkit.memory.shm_batch import SegmentRing, SharedBatch
+from loaderkit.memory.shm_batch import SharedBatch
+from loaderkit.memory.shm_segments import SegmentRing
 from loaderkit.nests import flatten_tensors
 from loaderkit.testing import assert_same
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from loaderkit.memory.shm_batch import SegmentRing, SharedBatch, can_share_batches
+from loaderkit.memory.shm_batch import SharedBatch
+from loaderkit.memory.shm_segments import SegmentRing, can_share_batches
 
 
 def send_batches(queue, works):

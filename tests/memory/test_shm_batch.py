@@ -23,14 +23,16 @@ from loaderkit.datasets.owned_copy import shares_memory
 from loaderkit.errors import LoaderError
 from loaderkit.memory.process import quick_counters
 from loaderkit.memory.shm_batch import (
-    SegmentRing,
     SharedBatch,
     default_collate,
+    sends_shared_batches,
+)
+from loaderkit.memory.shm_segments import (
+    SegmentRing,
     filling_segments,
     forget,
     give_segments,
     reserve_segment,
-    sends_shared_batches,
 )
 from loaderkit.testing import assert_same
 
