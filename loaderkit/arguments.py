@@ -754,8 +754,8 @@ def check_function_of_samples(function: object, *, with_indices: bool) -> None:
     why = "it is called with one argument, the sample"
     fix = (
         "lambda sample: f(*sample) for samples that are tuples; with_indices=True, if "
+        "the second argument is the sample's row"
     )
-    fix += "the second argument is the sample's row"
     takes_nothing = refusal_of_call(cast("Callable[..., Any]", function)) is None
     if takes_nothing:
         fix = "lambda sample: ..."

@@ -114,8 +114,8 @@ def warn_of_fork_hazard(stacklevel: int, **parts: object) -> None:
     if hazard is not None:
         text = (
             f"{hazard.reason}: {hazard.danger}.  {hazard.fix.capitalize()}, or begin "
+            "without it (num_workers=0 or a spawned worker shares nothing)"
         )
-        text += "without it (num_workers=0 or a spawned worker shares nothing)"
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 

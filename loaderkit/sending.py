@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from loaderkit.errors import error_in_words
 from loaderkit.forking import find_fork_hazard
 from loaderkit.memory.tensorless_pickles import named_in_pickle
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process, why_not_importable
@@ -92,7 +93,7 @@ def _obstacle_in_part(name: str, part: Any) -> Obstacle | None:
         named_objects = named_in_pickle(part)
     except Exception as error:  # noqa: BLE001 - any class may refuse in any way
         inside = {f"{name}.{key}": value for key, value in _sent_state(part).items()}
-        why = f"{name}: {type(error).__name__}: {error}"
+        why = f"{name}: {error_in_words(error)}"
         return _obstacle_in_parts(inside) or Obstacle(why, _fix_of_pickling(part))
     for named in named_objects:
         reason = why_not_importable(named)

@@ -195,8 +195,8 @@ class Mirror:
         largest, total = int(sizes.max()), int(sizes.sum())
         message = (
             f"mirror_bytes is {format_bytes(max_bytes)}, and the largest shard of "
+            f"{self.storage.url} has {format_bytes(largest)}."
         )
-        message += f"{self.storage.url} has {format_bytes(largest)}."
         why = "a shard is mirrored whole before a row of it is read"
         fix = Fix.of(
             Setting("mirror_bytes", total),

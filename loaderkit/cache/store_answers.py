@@ -518,8 +518,8 @@ def gave_up(where: str, verb: str, error: Exception, tries: int) -> CacheError:
     if is_refusal(error):
         why = (
             "the store let you in before: credentials have expired or were withdrawn, "
+            f"and {tries} tries found no others; what was read is kept"
         )
-        why += f"and {tries} tries found no others; what was read is kept"
         fix = "log in again, and run the same again: it goes on there"
         return CacheError(message, why=why, fix=fix)
     failed = "gave no answer" if is_timeout(error) else "failed"

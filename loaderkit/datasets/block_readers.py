@@ -20,7 +20,7 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.own_samples import making_samples_for
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.errors import DatasetError, LoaderkitError
+from loaderkit.errors import DatasetError, LoaderkitError, error_in_words
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import mix_seed, seed_all
 
@@ -286,16 +286,6 @@ def about_sample(sample_name: str, error: Exception) -> LoaderkitError:
     # A disk that is full, a cache that is damaged: that is about no sample.
     if isinstance(error, LoaderkitError):
         return error
-    message = (
-        f"{sample_name} could not be loaded: {type(error).__name__}: {_text_of(error)}"
-    )
+    message = f"{sample_name} could not be loaded: {error_in_words(error)}"
     fix = "correct or leave out this sample and run again; finished shards are kept"
     return DatasetError(message, why=where_raised(error), fix=fix)
-
-
-def _text_of(error: Exception) -> str:
-    """Print an error whose own ``__str__`` may fail."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 -- the user's code
-        return "<its text cannot be printed>"

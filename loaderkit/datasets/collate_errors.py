@@ -72,8 +72,8 @@ class Collating:
                     wanted = f"lambda sample: sample{none.field} is not None"
                 fix = (
                     "put a value in its place in load() or transform, such as nan, or "
+                    f"leave these samples out: dataset.filter({wanted})"
                 )
-                fix += f"leave these samples out: dataset.filter({wanted})"
             elif isinstance(error, AttributeError) and error.obj is None:
                 message = "The samples of this batch cannot be joined: one is None."
                 why = "each is asked for its fields"

@@ -308,8 +308,8 @@ def _with_possible_workers(
             return replace(options, workers=0)
         message = (
             f"{options.workers} packing workers were asked for in a daemonic process"
+            ", such as a worker of a DataLoader."
         )
-        message += ", such as a worker of a DataLoader."
         fix = Fix.of(_ALONE, ", or pack in the process that starts this one")
         raise DatasetError(message, why="it may not have children", fix=fix)
     if multiprocessing.get_start_method() != "fork":

@@ -16,7 +16,7 @@ from loaderkit.datasets.packing_failures import TaskFailure
 from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
 from loaderkit.datasets.sources import describe_rows
-from loaderkit.errors import DatasetError, OptionError
+from loaderkit.errors import DatasetError, OptionError, error_in_words
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class ExecutorEngine:
         if blamed_rows is not None and refusal is not None:
             # The engine's own words: loky tells the exit status of the lost worker.
             return self.lost(blamed_rows, refusal)
-        message = f"The executor takes no tasks: {type(refusal).__name__}: {refusal}"
+        message = f"The executor takes no tasks: {error_in_words(refusal)}"
         why = "it was shut down, or a worker of it died before it had a task of ours"
         fix = "executor=lambda: ... makes a new one where one broke"
         if self._make is not None:
@@ -159,7 +159,7 @@ class ExecutorEngine:
     def _workers_end_at_once(self, error: BaseException) -> DatasetError:
         """Say that executors broke one after the other before a task was begun."""
         message = "The executor's workers end before they begin a task: "
-        message += f"{type(error).__name__}: {error}"
+        message += error_in_words(error)
         why = f"so it was with {MOST_TRIES} executors in a row; probably their "
         why += "initializer fails, or their machine has no memory left"
         fix = "see that a task runs: executor.submit(abs, -1).result()"
@@ -170,7 +170,7 @@ class ExecutorEngine:
         """Say with which samples a worker was lost."""
         message = (
             f"The executor lost a worker while it packed "
-            f"{describe_rows(self._source, rows)}: {type(error).__name__}: {error}"
+            f"{describe_rows(self._source, rows)}: {error_in_words(error)}"
         )
         why = "probably out of memory, a crash in native code that load() calls, or a "
         why += "machine that was taken away"

@@ -234,8 +234,8 @@ class PackingRun:
             first = self.plan.rows_of(misnumbered[0])
             message = (
                 f"Samples {first.start:,} to {first.stop - 1:,} were not the same "
+                "when they were read again."
             )
-            message += "when they were read again."
             why = "load() builds a sample in another way each time"
             raise DatasetError(
                 message,

@@ -29,7 +29,7 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.own_samples import count_nested_packings
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, error_in_words
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import preserve_random_states
@@ -478,7 +478,7 @@ def lay_out_for_workers(common: CommonPart, file: Path) -> None:
         content = _pickle_common_part(common)
     except Exception as error:  # noqa: BLE001 -- pickling runs code of the user's objects
         # Threads need none.  Another process is told why there is none for it.
-        content = pickle.dumps(f"{type(error).__name__}: {error}")
+        content = pickle.dumps(error_in_words(error))
     with writing(file):
         file.write_bytes(content)
 
@@ -517,7 +517,7 @@ def not_unpickled(error: Exception) -> DatasetError:
     """
     message = (
         "The dataset could not be unpickled in a packing worker: "
-        f"{type(error).__name__}: {error}"
+        f"{error_in_words(error)}"
     )
     alone = Setting("workers", 0)
     mend = how_to_unpickle(error, "correct its __setstate__ or __reduce__")

@@ -33,7 +33,7 @@ from loaderkit.datasets.own_samples import have_all_threads_make_samples
 from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, error_in_words
 from loaderkit.fixes import Fix, Setting
 from loaderkit.sending import NotReceived, Outbox, Sent, can_fork, find_obstacle
 
@@ -396,7 +396,7 @@ def _end(worker: _Worker) -> None:
 
 
 def _start_failed(error: BaseException | None, why: str) -> DatasetError:
-    message = f"A packing worker could not be started: {type(error).__name__}: {error}"
+    message = f"A packing worker could not be started: {error_in_words(error)}"
     fix = Fix.of("pack with ", Setting("workers", 0), "; finished shards are kept")
     return DatasetError(message, why=why, fix=fix)
 

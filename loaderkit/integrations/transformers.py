@@ -127,8 +127,8 @@ class WholeEpochs(TrainerCallback):  # type: ignore[misc]
             return
         message = (
             f"Epochs of a loader with shuffle={rule.shuffle!r} and batches limited "
+            "by size have unlike numbers of batches."
         )
-        message += "by size have unlike numbers of batches."
         why = "the Trainer counts those of the first, and leaves out the last ones of "
         why += "epochs that have more"
         raise LoaderError(message, why=why, fix='shuffle="batches"')

@@ -126,8 +126,8 @@ def _differing_ranks(name: str, values: list[str]) -> LoaderError:
     shown = [_shortened(value) for value in (first, values[other])]
     message = (
         f"The ranks have different {name}: {shown[0]} on rank 0, {shown[1]} on rank "
+        f"{other}."
     )
-    message += f"{other}."
     why = "each would take its part of another order: some samples twice, others never"
     fix = f"the same {name} on every rank; random numbers drawn while reading differ "
     return LoaderError(message, why=why, fix=f"{fix}between ranks anyway")

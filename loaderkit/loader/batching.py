@@ -214,8 +214,8 @@ def _check_iterable_ranks(
         return
     message = (
         f"An iterable dataset on rank {ranks.rank} of {ranks.world_size}: it is not "
+        "known whether it gives every rank its own part."
     )
-    message += "known whether it gives every rank its own part."
     fix = f"rank={ranks.rank}, world_size={ranks.world_size} if it gives every rank "
     fix += "everything (each then keeps its share), or rank=0, world_size=1 if it "
     raise LoaderError(message, why=ranks.source, fix=f"{fix}shares itself out")

@@ -51,8 +51,8 @@ class LimitCheck:
                 continue
             message = (
                 f"A batch has {totals[name]:,} {name}, above max_{name}={limit:,}: "
+                f"{names}."
             )
-            message += f"{names}."
             why = "batches follow from the sizes in the cache, and a transform or a "
             why += "__getitem__ made these samples larger"
             fix = "do that in load() or before pack(), or give the dataset sizes() -> "

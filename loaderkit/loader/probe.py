@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.errors import LoaderError, LoaderkitError
+from loaderkit.errors import LoaderError, LoaderkitError, error_in_words
 from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import DefaultCollate, is_gathering
 from loaderkit.loader.description import reading_draws_no_random_numbers
@@ -167,7 +167,7 @@ def _measure_and_send(
     except LoaderkitError as error:
         answer = error.what
     except Exception as error:  # noqa: BLE001 -- the loop raises it, if it comes again
-        answer = f"{type(error).__name__}: {error}"
+        answer = error_in_words(error)
     sender.send(answer)
 
 

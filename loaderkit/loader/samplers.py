@@ -521,8 +521,8 @@ class _BatchSequence(NamedTuple):
         if first == len(consumed) or consumed[first] != consumed_samples:
             message = (
                 f"No batch begins after {count_of(consumed_samples, 'samples')} of the "
+                "epoch."
             )
-            message += "epoch."
             why = "its batches were made by another rule"
             fix = "build the loader with the same options; or begin an epoch: "
             raise LoaderError(message, why=why, fix=f"{fix}loader.set_epoch()")

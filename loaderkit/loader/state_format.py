@@ -209,8 +209,8 @@ def changed_since_loading(
     then, now = _differing_parts(order_then, order_now)
     message = (
         "A state was loaded in the middle of an epoch, and the dataset has changed "
+        f"since: from {then} to {now}."
     )
-    message += f"since: from {then} to {now}."
     why = "the rest of that epoch would be that of another order"
     fix = "load_state_dict of the dataset as it was, or loader.set_epoch() of another "
     return LoaderError(message, why=why, fix=f"{fix}epoch")

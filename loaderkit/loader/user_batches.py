@@ -234,8 +234,6 @@ class UserBatches:
     def _epoch_changed_error(self, at: Position) -> LoaderError:
         message = (
             f"The {self.name} was told another epoch after a state was loaded that "
-        )
-        message += (
             f"stands in the middle of epoch {at.epoch}, behind "
             f"{count_of(at.batches, 'batches')}."
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from loaderkit.errors import LoaderError
+from loaderkit.errors import LoaderError, error_in_words, text_of_error
 from loaderkit.fixes import Fix
 from loaderkit.forking import tells_of_forked_device
 from loaderkit.library_files import where_raised
@@ -42,10 +42,10 @@ def error_about(
     """
     if why is None:
         why = where_raised(error)
-    if tells_of_forked_device(_text_of(error)):
+    if tells_of_forked_device(text_of_error(error)):
         why = f"the device was used before the workers were forked; {why}"
         fix = "num_workers=0, or keep samples on the host"
-    message += f"{type(error).__name__}: {_text_of(error)}"
+    message += error_in_words(error)
     return _build_error(ErrorContent.of(error), message, why, fix)
 
 
@@ -172,13 +172,6 @@ def _init_error(
 ) -> None:
     vars(error).update(what=what or message, why=why, fix=fix, advice=Fix.of(fix))
     error.args = (_message_of(error),)
-
-
-def _text_of(error: Exception) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 -- a faulty __str__ must not hide its error
-        return "<str() of it failed>"
 
 
 def loader_error_like(users: type[Exception]) -> type[LoaderError]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from loaderkit.errors import error_in_words
 from loaderkit.memory.host import available_memory
 from loaderkit.memory.machine import Capability
 
@@ -295,8 +296,21 @@ class CudaLikeProbe:
         ]
 
 
-class NoBlockHistory:
-    """An allocator that does not tell who asked for memory."""
+class HostMemoryProbe:
+    """A device whose memory is the host's: nothing to pin, and no driver to start.
+
+    Its allocator does not tell who asked for memory.
+    """
+
+    def capability(self, device: torch.device) -> Capability:
+        """Say what it can do."""
+        return Capability(
+            device=str(device),
+            pins=False,
+            asynchronous=False,
+            unified=True,
+            started=False,
+        )
 
     def recording(self) -> AbstractContextManager[None]:
         """Its allocator remembers nothing."""
@@ -311,7 +325,7 @@ class NoBlockHistory:
         return True
 
 
-class MpsProbe(NoBlockHistory):
+class MpsProbe(HostMemoryProbe):
     """Apple's MPS: one memory for all, and no pinning.
 
     Args:
@@ -332,16 +346,6 @@ class MpsProbe(NoBlockHistory):
     def current_index(self) -> int:
         """It is the only one."""
         return 0
-
-    def capability(self, device: torch.device) -> Capability:
-        """Say what it can do."""
-        return Capability(
-            device=str(device),
-            pins=False,
-            asynchronous=False,
-            unified=True,
-            started=False,
-        )
 
     def cheap_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
         """Name the counters that cost microseconds, and how each is read."""
@@ -370,7 +374,7 @@ class MpsProbe(NoBlockHistory):
         self.module.empty_cache()
 
 
-class CpuProbe(NoBlockHistory):
+class CpuProbe(HostMemoryProbe):
     """The CPU itself: its memory is the process's."""
 
     def available(self, device: torch.device) -> bool:  # noqa: ARG002
@@ -383,16 +387,6 @@ class CpuProbe(NoBlockHistory):
 
     def current_index(self) -> None:
         """It goes by its name alone."""
-
-    def capability(self, device: torch.device) -> Capability:
-        """Say what it can do."""
-        return Capability(
-            device=str(device),
-            pins=False,
-            asynchronous=False,
-            unified=True,
-            started=False,
-        )
 
     def cheap_counters(self, device: torch.device) -> Readers:  # noqa: ARG002
         """It has no counters of its own."""
@@ -668,7 +662,7 @@ def _value_or_reason(read: Callable[[], int]) -> int | str:
     try:
         return int(read())
     except _NO_ANSWER as error:
-        return f"torch cannot tell: {type(error).__name__}: {error}"
+        return f"torch cannot tell: {error_in_words(error)}"
 
 
 def _is_available(probe: Probe, device: torch.device) -> bool:

@@ -184,8 +184,8 @@ class Stage:
         except TypeError as error:
             message = (
                 "a stage needs objects that can be watched, such as a module or a "
+                f"tensor; a {type(item).__name__} cannot."
             )
-            message += f"tensor; a {type(item).__name__} cannot."
             why = "Python has no weak references to it"
             fix = f"name what is in the {type(item).__name__}"
             raise OptionError(message, why=why, fix=fix) from error

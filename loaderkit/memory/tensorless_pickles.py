@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from loaderkit.errors import error_in_words
+
 
 class TensorlessPickler(ForkingPickler):
     """Leaves the tensors of the CPU out, and notes them."""
@@ -94,7 +96,7 @@ def why_unsendable(batch: object) -> str:
         pickler.dump(batch)
     except Exception as error:  # noqa: BLE001
         # The first sentence: torch's errors go on with advice for queues of its own.
-        return f"{type(error).__name__}: {error}".split(". ")[0]
+        return error_in_words(error).split(". ")[0]
     return ""
 
 

@@ -43,8 +43,8 @@ def few_readings_lead(marks: Sequence[Mark]) -> tuple[str, ...]:
         return (f"{unseen}: {read_more}",)
     read = (
         "`with meter:` reads at the start and the end of a block, `meter.mark(name)` "
+        f"now. {read_more}"
     )
-    read += f"now. {read_more}"
     if marks:
         return (f"One reading has no curve. {read}",)
     return (f"There are no readings. {read}",)

@@ -19,7 +19,7 @@ from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.step_errors import error_of_step
 from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.unknown_values import TrackedAnswers, costliest_answers
-from loaderkit.errors import StepError
+from loaderkit.errors import StepError, error_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -496,7 +496,7 @@ def _track_small_step(
         # Raises what is wrong with the step, which training would raise too.
         estimate(model, batch, step)
         message = "this step cannot be planned for: "
-        message += f"{type(error).__name__}: {error}"
+        message += error_in_words(error)
         why = "it asks for values, and a plan's steps have tensors without memory"
         fix = "[loaderkit.estimate_step(model, batch) for batch in loader]"
         raise StepError(message, why=why, fix=fix) from error

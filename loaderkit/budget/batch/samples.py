@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from loaderkit.arguments import with_article
 from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
-from loaderkit.errors import OptionError, StepError
+from loaderkit.errors import OptionError, StepError, error_in_words
 from loaderkit.fixes import Either, Fix
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
@@ -441,7 +441,7 @@ def _join_rows(
         return join(samples, default_collate)
     except Exception as error:
         message = "The samples of a batch cannot be joined: "
-        message += f"{type(error).__name__}: {error}"
+        message += error_in_words(error)
         why = "torch joins fields of one shape, and they were not packed"
         packed = Either(
             "plan_batch(model, loaderkit.pack(dataset, path), device)",

@@ -36,7 +36,7 @@ from loaderkit.budget.environment.allocator_settings import (
     DEFAULT_HIGH,
 )
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
-from loaderkit.errors import OptionError
+from loaderkit.errors import OptionError, text_of_error
 from loaderkit.fixes import Either
 from loaderkit.notebook import HasCard, card, mood_of, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
@@ -497,7 +497,7 @@ def _text_of_error(error: BaseException) -> str:
     error_type = type(error)
     qualified_name = f"{error_type.__module__}.{error_type.__qualname__}"
     name = qualified_name.removeprefix("builtins.")
-    text = f"{name}: {error}".rstrip(": ")
+    text = f"{name}: {text_of_error(error)}".rstrip(": ")
 
     if isinstance(error, OSError):
         # Who called decides what errno 12 and 28 mean.
