@@ -131,7 +131,7 @@ THREADS = [thread_pool, thread_pool_of_multiprocessing, process_pool, running_th
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
 @pytest.mark.parametrize("make", THREADS)
-def test_threads_are_found(make, wrapped):
+def test_what_runs_threads_is_a_hazard_wherever_it_is_kept(make, wrapped):
     resource, end = make()
 
     hazard = find_fork_hazard(dataset=WRAPPED[wrapped](resource))

@@ -270,7 +270,7 @@ def test_another_number_of_leaves_is_refused(leaves):
         rebuild([0, 0], leaves)
 
 
-def test_classes_are_leaves():
+def test_a_class_in_a_nest_is_a_leaf():
     nest = [Frozen, Point, dict]
 
     assert flatten(nest) == nest

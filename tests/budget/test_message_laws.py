@@ -68,7 +68,7 @@ def draw_logged(chance, count, *, terminal=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_logging_changes_nothing(seed):
+def test_what_logs_do_to_a_text_changes_nothing_that_is_read(seed):
     """The soak tries more, and counts the few that change."""
     for text, style in draw_logged(random.Random(seed), 50, terminal=False):
         assert stated(style(text)) == stated(text), style

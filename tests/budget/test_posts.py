@@ -232,7 +232,7 @@ def test_lines_that_repeat_their_words_are_a_log():
     assert read_message(text).is_oom is True
 
 
-def test_paragraphs_stay_apart():
+def test_a_fence_parts_paragraphs_and_a_broken_line_is_joined():
     assert clean_log("It stops with\n\n```\nfull\n```\nWhy?") == (
         "It stops with\n\nfull\n\nWhy?"
     )

@@ -44,7 +44,7 @@ def wrong_fields(row):
     return wrong
 
 
-def test_threads_are_read():
+def test_every_field_of_the_errors_in_public_threads_is_read():
     wrong = [
         (row["source"], row["text"][:80], fields)
         for row in THREADS
@@ -258,7 +258,7 @@ GUIDES = (
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_guides_name_errors(guide):
+def test_a_guide_that_names_an_error_reports_none(guide):
     texts = [guide.format(topic) for topic in TOPICS]
 
     assert [text for text in texts if read_message(text).is_oom is True] == []

@@ -106,7 +106,7 @@ def test_a_method_that_load_calls_counts(tmp_path):
     assert of(METHOD.replace("return 0", "return 1")) == before
 
 
-def test_a_closure_counts():
+def test_a_value_that_a_closure_binds_counts():
     def maker(scale):
         return lambda key: key * scale
 

@@ -900,7 +900,7 @@ def test_transforms_of_pyg_can_be_mapped(tmp_path):
 # ---- the rest
 
 
-def test_summaries_are_pygs(ours, pygs):
+def test_a_summary_has_the_figures_of_pygs(ours, pygs):
     actual, wanted = vars(ours.get_summary()), vars(pygs.get_summary())
 
     assert actual["name"] == "SafeGraphDataset"

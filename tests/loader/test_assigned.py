@@ -252,7 +252,7 @@ def test_a_seed_that_is_drawn_anew_waits_for_the_end_of_an_epoch_that_was_loaded
     new_seed_counts(again, 1)
 
 
-def test_deleting_is_refused():
+def test_no_attribute_of_a_loader_can_be_deleted():
     loader = build_loader(Rows(), batch_size=4, num_workers=0)
     for name in NAMES:
         with pytest.raises((LoaderkitError, AttributeError)):

@@ -111,7 +111,7 @@ WAYS += [through_a_prefetcher]
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_nothing_stays_behind(cache, way, persistent):
+def test_a_loop_leaves_nothing_behind_however_it_ends(cache, way, persistent):
     settings = {"batch_size": 2, "num_workers": 2, "persistent_workers": persistent}
     warm = build_loader(cache, **settings)
     next(iter(warm))

@@ -86,7 +86,7 @@ def test_buckets_hold_similar_sizes():
     assert bucket_bounds(sizes, 2).tolist() == [3, 9]
 
 
-def test_padding_is_counted():
+def test_padding_is_the_share_of_places_behind_the_ends_of_samples():
     sizes = np.array([1, 3, 8, 8])
     rule = BatchRule(4, sizes={"nodes": sizes}, bucket_by="nodes", buckets=2)
 

@@ -262,7 +262,7 @@ def test_each_limit_that_a_remedy_names_is_taken(remedy):
     assert sum(batch.num_graphs for batch in loader) == COUNT
 
 
-def test_remedies_name_limits():
+def test_a_remedy_limits_the_nodes_of_a_batch():
     assert any("max_nodes=" in remedy.code for remedy in LIMITING)
 
 

@@ -10,7 +10,7 @@ from loaderkit.testing import assert_same
 
 @pytest.mark.needs("accelerate")
 @pytest.mark.filterwarnings("ignore")
-def test_accelerate_prepares_it(cache):
+def test_a_loader_that_accelerate_has_prepared_gives_the_same_batches(cache):
     from accelerate import Accelerator
 
     loader = build_loader(cache, batch_size=7, shuffle=True, seed=1, num_workers=0)

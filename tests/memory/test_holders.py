@@ -32,7 +32,7 @@ def kinds_and_paths(target):
 
 
 @pytest.mark.slow
-def test_a_local_variable():
+def test_a_local_variable_is_named_with_its_line():
     target = torch.zeros(1)
 
     (holder,) = holders_of(target)
@@ -211,7 +211,7 @@ def object_with(number):
     return next(value for value in gc.get_objects() if id(value) == number)
 
 
-def test_another_threads_variable():
+def test_a_variable_of_another_threads_function_is_named():
     ready, stop = threading.Event(), threading.Event()
     targets = []
 

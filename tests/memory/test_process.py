@@ -88,7 +88,7 @@ def test_files_and_sockets_count(before, tmp_path):
     assert change_since("files", before) == 0
 
 
-def test_children_count(before):
+def test_a_child_process_is_counted_until_it_ends(before):
     code = "print('ready', flush=True); input()"
     command = [sys.executable, "-S", "-c", code]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -104,7 +104,7 @@ def test_children_count(before):
     assert process.process_anonymous(child.pid) is None
 
 
-def test_grandchildren_count_too():
+def test_a_childs_own_child_is_listed_behind_it():
     inner = "print('ready', flush=True); input()"
     code = (
         "import subprocess, sys;"
@@ -121,7 +121,7 @@ def test_grandchildren_count_too():
     child.communicate(b"\n")
 
 
-def test_threads_count():
+def test_a_thread_is_counted_while_it_runs():
     """In a forked process, where no thread of another test can end meanwhile."""
 
     def count_with_one_more():
@@ -143,7 +143,7 @@ def test_threads_count():
     child.join()
 
 
-def test_mappings_count(tmp_path):
+def test_files_that_are_mapped_are_counted(tmp_path):
     file = tmp_path / "a"
     file.write_bytes(b"x" * 4096)
     before = process.mappings()

@@ -97,7 +97,7 @@ def count_changes(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_logging_changes_nothing(seed, capsys):
+def test_what_logs_do_to_a_text_changes_hardly_anything_that_is_read(seed, capsys):
     tried, changed = count_changes(seed)
 
     with capsys.disabled():

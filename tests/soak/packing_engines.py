@@ -85,7 +85,7 @@ def test_dask_whose_worker_processes_are_killed(tmp_path, wanted):
     assert kills
 
 
-def test_loky(tmp_path, wanted):
+def test_loky_packs_the_same_bytes(tmp_path, wanted):
     loky = pytest.importorskip("loky")
 
     def make():
@@ -226,7 +226,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 @needs_mpi
-def test_mpi(tmp_path, wanted):
+def test_processes_of_mpi_pack_the_same_bytes(tmp_path, wanted):
     pytest.importorskip("mpi4py")
 
     assert run_mpi(tmp_path).wait() == 0
