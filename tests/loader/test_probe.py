@@ -238,7 +238,7 @@ def test_a_function_is_given_whole_batches_of_samples_that_are_slow():
     measured = probe.measure_reading(SlowDicts(), range(64), join)
 
     assert sizes == [64]
-    assert "pickle" in measured.unsendable
+    assert "local object" in measured.unsendable
     assert 2 <= measured.samples < 64
     assert measured.fetch_s > 64 * 0.003
 
