@@ -37,7 +37,6 @@ Recognizer: TypeAlias = Callable[[str], bool]
 
 TESTS = Path(__file__).parents[1] / "tests" / "budget"
 MESSAGES = TESTS.parent / "corpora" / "oom_messages.json"
-THREADS = TESTS.parent / "corpora" / "thread_messages.json"
 GRAPHS_A_BATCH = 64
 ROWS_A_BATCH = 128
 COPIES_WITH_ADAM = 4.0
@@ -88,11 +87,7 @@ def main() -> None:
         save="budget_seconds" if options.save else None,
     )
 
-    messages = json.loads(MESSAGES.read_text("utf-8"))
-    messages += [
-        {"text": row["text"], "states": {"is_oom": row["is_oom"]}}
-        for row in json.loads(THREADS.read_text("utf-8"))
-    ]
+    messages = json.loads(MESSAGES.read_text())
     report(
         f"out-of-memory messages recognised, of {len(messages)}",
         _score_recognizers(messages),

@@ -1,58 +1,13 @@
-"""What stands in public threads is read: errors among their writers' sentences.
-
-``thread_messages.json`` has what programs printed, as public threads quote it; the
-sentences around it are not kept, nor are names.  Each row says where its text is from,
-and states what a careful person reads in it, before the reader saw it.  "A" to "D" are
-the sets 64 to 67 of docs/budget.md; what is still read wrongly is not here.
-"""
+"""What stands in public threads is read: errors among their writers' sentences."""
 
 import itertools
-import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from reported_messages import LATER, RAN_OUT
 
-from loaderkit.budget.diagnosis.messages import as_fields, read_message
-
-THREADS = json.loads(
-    (Path(__file__).parents[1] / "corpora" / "thread_messages.json").read_text("utf-8")
-)
-ROUNDED = 0.006
-"""Amounts that a text rounds to two digits behind the point."""
-
-
-def wrong_fields(row):
-    got = as_fields(read_message(row["text"]))
-    if got["is_oom"] != row["is_oom"]:
-        return {"is_oom": got["is_oom"]}
-    wrong = {}
-    if "kind" in row and got["kind"] not in row["kind"]:
-        wrong["kind"] = got["kind"]
-    if "backend" in row and got["backend"] not in row["backend"]:
-        wrong["backend"] = got["backend"]
-    for name, stated in row.get("states", {}).items():
-        value = got[name]
-        is_amount = isinstance(stated, int) and name not in {"device", "pid", "errno"}
-        if is_amount and value is not None:
-            if abs(value - stated) > max(1, ROUNDED * stated):
-                wrong[name] = value
-        elif value != stated:
-            wrong[name] = value
-    return wrong
-
-
-def test_every_field_of_the_errors_in_public_threads_is_read():
-    wrong = [
-        (row["source"], row["text"][:80], fields)
-        for row in THREADS
-        if (fields := wrong_fields(row))
-    ]
-
-    assert len(THREADS) > 200
-    assert wrong == []
+from loaderkit.budget.diagnosis.messages import read_message
 
 
 def _with_class_and_figures():
