@@ -181,25 +181,3 @@ class NotWrittenError(LoaderkitError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # an OSError writes its number and text alone
-
-
-def text_of_error(error: BaseException) -> str:
-    """Print an error whose own ``__str__`` may fail: that must not hide the error.
-
-    >>> text_of_error(ValueError("no molecule"))
-    'no molecule'
-    """
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 -- code of the user's class
-        return "<str() of it failed>"
-
-
-def error_in_words(error: BaseException | None) -> str:
-    """Write an error as the last line of its traceback.
-
-    >>> error_in_words(ValueError("no molecule"))
-    'ValueError: no molecule'
-    """
-    text = "" if error is None else text_of_error(error)
-    return f"{type(error).__name__}: {text}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.errors import error_in_words
+from loaderkit.error_texts import error_in_words
 from loaderkit.forking import find_fork_hazard
 from loaderkit.memory.tensorless_pickles import named_in_pickle
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process, why_not_importable

@@ -20,7 +20,8 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.own_samples import making_samples_for
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.errors import DatasetError, LoaderkitError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import mix_seed, seed_all
 

@@ -16,7 +16,8 @@ from loaderkit.datasets.packing_failures import TaskFailure
 from loaderkit.datasets.packing_tasks import started_file
 from loaderkit.datasets.packing_team import MOST_TRIES
 from loaderkit.datasets.sources import describe_rows
-from loaderkit.errors import DatasetError, OptionError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process
 
 if TYPE_CHECKING:

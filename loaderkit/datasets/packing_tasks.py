@@ -29,7 +29,8 @@ from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.own_samples import count_nested_packings
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
-from loaderkit.errors import DatasetError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import preserve_random_states

@@ -33,7 +33,8 @@ from loaderkit.datasets.own_samples import have_all_threads_make_samples
 from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
 from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
 from loaderkit.datasets.sources import describe_rows
-from loaderkit.errors import DatasetError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.sending import NotReceived, Outbox, Sent, can_fork, find_obstacle
 

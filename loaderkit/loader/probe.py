@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from loaderkit.errors import LoaderError, LoaderkitError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import LoaderError, LoaderkitError
 from loaderkit.interrupts import Interrupts
 from loaderkit.loader.collating import DefaultCollate, is_gathering
 from loaderkit.loader.description import reading_draws_no_random_numbers

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from loaderkit.errors import LoaderError, error_in_words, text_of_error
+from loaderkit.error_texts import error_in_words, text_of_error
+from loaderkit.errors import LoaderError
 from loaderkit.fixes import Fix
 from loaderkit.forking import tells_of_forked_device
 from loaderkit.library_files import where_raised

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from loaderkit.errors import error_in_words
+from loaderkit.error_texts import error_in_words
 from loaderkit.memory.host import available_memory
 from loaderkit.memory.machine import Capability
 

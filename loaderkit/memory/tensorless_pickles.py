@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from loaderkit.errors import error_in_words
+from loaderkit.error_texts import error_in_words
 
 
 class TensorlessPickler(ForkingPickler):

@@ -19,7 +19,8 @@ from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.step_errors import error_of_step
 from loaderkit.budget.step.track import track_step
 from loaderkit.budget.step.unknown_values import TrackedAnswers, costliest_answers
-from loaderkit.errors import StepError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import StepError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,8 @@ from torch.utils.data import default_collate
 from loaderkit.arguments import with_article
 from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
-from loaderkit.errors import OptionError, StepError, error_in_words
+from loaderkit.error_texts import error_in_words
+from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Fix
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset

@@ -36,7 +36,8 @@ from loaderkit.budget.environment.allocator_settings import (
     DEFAULT_HIGH,
 )
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
-from loaderkit.errors import OptionError, text_of_error
+from loaderkit.error_texts import text_of_error
+from loaderkit.errors import OptionError
 from loaderkit.fixes import Either
 from loaderkit.notebook import HasCard, card, mood_of, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
