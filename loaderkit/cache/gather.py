@@ -278,7 +278,7 @@ def gather_from_array(
     if len(ranges.lengths) < FEWEST_SAMPLES or _are_runs_long(ranges, out, add):
         _copy_slices({ranges.parts[0].number: values}, ranges, out, add)
     else:
-        _take(values, ranges, out, add)
+        _take_rows(values, ranges, out, add)
 
 
 def gather_padded(
@@ -407,7 +407,7 @@ def _gather_by_index(
 ) -> None:
     if ranges.parts[0].positions is None:
         only_values: Any = values_of_parts[ranges.parts[0].number]
-        _take(only_values, ranges, out, add)
+        _take_rows(only_values, ranges, out, add)
         return
     addends = _addends(add, ranges, out)
     for number, part_ranges in enumerate(ranges.parts):
@@ -423,7 +423,7 @@ def _gather_by_index(
             )
 
 
-def _take(
+def _take_rows(
     values: NDArray[Any], ranges: RowRanges, out: NDArray[Any], add: Ints | None
 ) -> None:
     """Copy the rows of a whole batch out of one array through an index."""

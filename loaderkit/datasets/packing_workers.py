@@ -63,7 +63,7 @@ _ONE_WORKER_S = 0.5
 """How long one worker is the only one, where nobody asked for more.  Chosen, as above:
 1,000 molecules are packed by then, and a second worker takes a fifth of the CPU that
 these take; a long run ends at most 0.4 s later for it."""
-_LOOK_S = 1.0
+_LIVENESS_CHECK_S = 1.0
 """How often processes are looked at that should have told of their end.  They tell by a
 pipe that closes when nobody holds it; a process that load() started, or a worker that
 was started later, may hold it longer."""
@@ -186,7 +186,7 @@ class LocalEngine:
             if worker.process.is_alive():
                 worker.process.terminate()
         for worker in self._workers:
-            _end(worker)
+            _end_worker(worker)
         self._workers = []
 
     def lost(self, rows: range, error: BaseException) -> DatasetError:
@@ -223,7 +223,7 @@ class LocalEngine:
             self._all_start_at = time.monotonic()
             if self._asked_for is None:
                 self._all_start_at += _ONE_WORKER_S
-            self._start()
+            self._start_missing_workers()
         return self._does_all_here
 
     def _choose_start_method(self) -> str | None:
@@ -257,7 +257,7 @@ class LocalEngine:
         _LOG.warning("packing without workers, which cannot start: %s", reason)
         return None
 
-    def _start(self) -> None:
+    def _start_missing_workers(self) -> None:
         """Start the processes that are missing."""
         context = self._context
         count = self._count if self._seconds_until_all_start() <= 0 else 1
@@ -285,7 +285,7 @@ class LocalEngine:
         self._give_to_started()
         # The last task of a run comes alone: one that has nothing to do takes it.
         if self._waiting and self._seconds_until_all_start() <= 0:
-            self._start()
+            self._start_missing_workers()
             self._give_to_started()
 
     def _give_to_started(self) -> None:
@@ -307,7 +307,7 @@ class LocalEngine:
         """Wait until a worker answers or ends."""
         sentinels = [worker.process.sentinel for worker in self._workers]
         answers = [worker.answers for worker in self._workers]
-        timeout_s = _LOOK_S
+        timeout_s = _LIVENESS_CHECK_S
         if self._waiting and len(self._workers) < self._count:
             timeout_s = max(0, min(timeout_s, self._seconds_until_all_start()))
         wait([*answers, *sentinels], timeout=timeout_s)
@@ -329,18 +329,18 @@ class LocalEngine:
             if is_dead and not worker.has_begun and status is not None and status > 0:
                 raise _never_began(status, self._context.get_start_method())
             if is_dead:
-                self._replace(worker)
+                self._replace_dead_worker(worker)
 
-    def _replace(self, dead: _Worker) -> None:
+    def _replace_dead_worker(self, dead: _Worker) -> None:
         """Start another worker; the task that the dead one was at is lost."""
-        _end(dead)
+        _end_worker(dead)
         self._workers.remove(dead)
         if dead.unanswered:
             lost = dead.unanswered.popleft()
             lost.future.set_exception(WorkerEndedError(dead.process.exitcode))
             self._done.append(lost.future)
         self._waiting.extendleft(reversed(dead.unanswered))
-        self._start()
+        self._start_missing_workers()
 
 
 class _PendingTask(NamedTuple):
@@ -386,7 +386,7 @@ def _open_answer(answer: _Answer) -> Any:
     return result
 
 
-def _end(worker: _Worker) -> None:
+def _end_worker(worker: _Worker) -> None:
     """Wait for a worker that was asked to end, or is dead; kill it if it lives on."""
     worker.process.join(_GRACE_S)
     if worker.process.is_alive():
@@ -555,7 +555,7 @@ def _end_with_parent() -> None:
     # The packing process, or the server that forks for it and ends with it: who is
     # orphaned gets another parent.
     while os.getppid() == starter:
-        parent.join(_LOOK_S)
+        parent.join(_LIVENESS_CHECK_S)
         if not parent.is_alive():
             break
     os._exit(1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
-_MOST_DEEP = 4
+_MOST_LEVELS = 4
 """Chosen: a subset of a concatenation of datasets with a transform of several."""
 _MOST_ITEMS = 64
 """Of a list: longer ones hold samples, and no transforms or datasets."""
@@ -41,8 +41,8 @@ def assigned_values(dataset: object) -> dict[str, object]:
     >>> differ(before, assigned_values(rows))
     True
     """
-    values = _values_of(dataset, "", _MOST_DEEP)
-    return {place: _without_keeping(value) for place, value in values}
+    values = _values_of(dataset, "", _MOST_LEVELS)
+    return {path: _without_keeping(value) for path, value in values}
 
 
 def differ(before: dict[str, object], after: dict[str, object]) -> bool:
@@ -72,12 +72,12 @@ def _is_another(before: object, after: object) -> bool:
     return not is_plain or before != after
 
 
-def _values_of(owner: object, path: str, deep: int) -> Iterator[tuple[str, object]]:
+def _values_of(owner: object, path: str, levels: int) -> Iterator[tuple[str, object]]:
     """Give the public attributes of an object, and of those in them that have some."""
     for name, value in _attributes_of(owner):
-        place = f"{path}.{name}"
-        yield place, value
-        if not deep:
+        value_path = f"{path}.{name}"
+        yield value_path, value
+        if not levels:
             continue
         parts = value if isinstance(value, list | tuple) else [value]
         if len(parts) > _MOST_ITEMS:
@@ -86,8 +86,8 @@ def _values_of(owner: object, path: str, deep: int) -> Iterator[tuple[str, objec
             # Datasets, and transforms that are objects.
             if isinstance(part, Dataset) or callable(part):
                 if parts is value:
-                    yield f"{place}[{number}]", part
-                yield from _values_of(part, f"{place}[{number}]", deep - 1)
+                    yield f"{value_path}[{number}]", part
+                yield from _values_of(part, f"{value_path}[{number}]", levels - 1)
 
 
 def _attributes_of(owner: object) -> list[tuple[str, object]]:
