@@ -249,6 +249,9 @@ def _facts_of(
         if kind is FakeTensor:
             if leaf.fake_mode is not fake or leaf.constant is not None:
                 return None
+            # Torch asks what operands without a derivative would give as "meta" ones.
+            if leaf.fake_device != _CPU:
+                return None
         elif kind not in _REAL_TYPES:
             if kind not in _VALUE_TYPES:
                 return None
