@@ -8,6 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from loaderkit.budget.step.call_arguments import tensors_in
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.layouts import LAYOUTS, is_channels_last
 from loaderkit.budget.step.measure import measure_step
@@ -63,7 +64,8 @@ class AsTracked(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         with self.mode:
             out = func(*args, **(kwargs or {}))
-        return LAYOUTS.corrected(func, args, kwargs or {}, [args[0]], out)
+        operands = tensors_in((args, kwargs or {}))
+        return LAYOUTS.corrected(func, args, kwargs or {}, operands, out)
 
 
 def _as_tensors(result):
@@ -81,6 +83,111 @@ def test_fakes_alone_are_found_out():
     }
 
     assert {"log_sigmoid", "upsample"} <= differing
+
+
+def _ones(x):
+    return torch.ones(x.shape[1])
+
+
+ROWS = {
+    "batch norm": lambda x: _aten.native_batch_norm.default(
+        x, _ones(x), _ones(x), None, None, True, 0.1, 1e-5
+    ),
+    "batch norm's gradient": lambda x: _aten.native_batch_norm_backward.default(
+        x, x, _ones(x), None, None, _ones(x), _ones(x), True, 1e-5, [True] * 3
+    ),
+    "layer norm's gradient": lambda x: _aten.native_layer_norm_backward.default(
+        *(x, x.contiguous(), [x.shape[-1]]),
+        *(x[..., :1].contiguous(), x[..., :1].contiguous()),
+        *(x.new_ones(x.shape[-1]), x.new_ones(x.shape[-1]), [True] * 3),
+    ),
+    "log softmax's gradient": lambda x: _aten._log_softmax_backward_data.default(
+        x, x, 1, torch.float32
+    ),
+    "log_sigmoid": lambda x: _aten.log_sigmoid_forward.default(x),
+    "rrelu": lambda x: _aten.rrelu_with_noise.default(x, x.clone(), 0.1, 0.3, True),
+    "mse's gradient": lambda x: _aten.mse_loss_backward.default(x, x, x, 0),
+    "smooth l1's gradient": lambda x: _aten.smooth_l1_loss_backward.default(
+        x, x, x, 0, 1.0
+    ),
+    "softmax": lambda x: _aten._softmax.default(x, -1, False),
+    "sort": lambda x: _aten.sort.default(x, 1),
+    "cumsum": lambda x: _aten.cumsum.default(x, 0),
+    "index": lambda x: _aten.index.Tensor(x, [None, torch.tensor([0, 1])]),
+    "gather": lambda x: _aten.gather.default(x, 1, torch.zeros_like(x).long()),
+    "cat": lambda x: _aten.cat.default([x, x.contiguous()], 0),
+    "sum": lambda x: _aten.sum.dim_IntList(x, [1]),
+    "maximum": lambda x: _aten.max.dim(x, 1),
+    "dropout": lambda x: _aten.native_dropout.default(x, 0.5, True),
+    "matrices": lambda x: _aten.matmul.default(x, x.mT),
+}
+
+
+def rows_in_any_order(r):
+    """A tensor of two to five axes: exchanged, cut out, or expanded along one."""
+    shape = [r.choice([2, 3, 5, 40]) for _ in range(r.randint(2, 5))]
+    order = r.sample(range(len(shape)), len(shape))
+    kind = r.choice(["exchanged", "exchanged", "exchanged", "cut", "expanded"])
+    if kind == "cut":
+        wider = torch.rand([size + 1 for size in shape])
+        return wider[tuple(slice(0, size) for size in shape)]
+    if kind == "expanded":
+        axis = r.randrange(len(shape))
+        one = [1 if i == axis else size for i, size in enumerate(shape)]
+        return torch.rand(one).expand(shape)
+    x = torch.rand([shape[axis] for axis in order])
+    return x.permute([order.index(axis) for axis in range(len(shape))])
+
+
+def rows_that_disagree(seed, *, corrected):
+    """Names of calls whose fakes have another order of axes than what torch gives."""
+    r, names = random.Random(seed), []
+    for name, call in ROWS.items():
+        real = rows_in_any_order(r)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = mode.from_tensor(real)
+        with AsTracked(mode) if corrected else mode:
+            predicted = call(fake)
+        for predicted_tensor, real_tensor in zip(
+            _as_tensors(predicted), _as_tensors(call(real)), strict=True
+        ):
+            pairs = zip(
+                predicted_tensor.stride(),
+                real_tensor.stride(),
+                real_tensor.shape,
+                strict=True,
+            )
+            if any(ours != theirs for ours, theirs, size in pairs if size > 1):
+                names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_in_any_order_give_what_the_kernel_gives(seed):
+    assert rows_that_disagree(seed, corrected=True) == []
+
+
+def test_fakes_of_such_rows_are_found_out():
+    seen = {
+        name for seed in range(8) for name in rows_that_disagree(seed, corrected=False)
+    }
+
+    assert {"batch norm", "layer norm's gradient", "mse's gradient"} <= seen
+
+
+def test_a_step_with_a_batch_norm_of_transposed_rows_is_estimated():
+    # 14 % too low before
+    class Norm(nn.BatchNorm1d):
+        def forward(self, x):
+            return super().forward(x.mT).mT
+
+    layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), Norm(16))]
+    model, batch = nn.Sequential(*layers), torch.rand(64, 50, 16)
+
+    estimated = estimate(model, batch, Step())
+
+    truth = max(measure_step(model, batch, Step()).values())
+    assert estimated.peak == pytest.approx(truth, rel=0.001)
 
 
 def test_attention_heads_are_no_image():

@@ -43,7 +43,12 @@ from loaderkit.budget.step.step_errors import (
     is_refusal_of_subclass,
 )
 from loaderkit.budget.step.track import has_assumption, track_step
-from loaderkit.budget.step.tracker import ALL_CHOSEN, CHOSEN_NOW, SCALAR
+from loaderkit.budget.step.tracker import (
+    ALL_CHOSEN,
+    CHOSEN_NOW,
+    SCALAR,
+    SCALAR_NOW,
+)
 from loaderkit.budget.step.train_step import (
     Step,
     check_loss,
@@ -338,7 +343,9 @@ def _estimate_by_tracking(
     step_estimate = summarise(log, step)
     if _can_be_measured_instead(log, step_estimate, model, batch, step):
         return _measure_sparse(model, batch, step, step_estimate)
-    if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR)):
+    # A scalar of now is another one in the next step: a layer that is left out by a
+    # number drawn at random (LayerDrop) is there again.
+    if has_assumption(log, (ALL_CHOSEN, CHOSEN_NOW, SCALAR, SCALAR_NOW)):
         others_tracked = track_other_answers(model, batch, step, log)
         other_ends += [tracked.log for tracked in others_tracked]
         ends = [step_estimate, *(summarise(other, step) for other in other_ends)]

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from loaderkit.budget.step.measure import has_one_storage
+from loaderkit.budget.step.measure import has_one_storage, holds_more_than_it_shows
 from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_copies
 from loaderkit.errors import StepError
 from loaderkit.nests import flatten_tensors, map_tensors
@@ -53,12 +53,16 @@ _ATTENTIONS = (
 
 
 def fake_model(
-    fake: FakeTensorMode, model: torch.nn.Module, copies: dict[int, Any]
+    fake: FakeTensorMode,
+    target_kind: str,
+    model: torch.nn.Module,
+    copies: dict[int, Any],
 ) -> Any:
     """Copy a module with fake floats; integers are copied.
 
     Args:
         fake: Makes the fakes.
+        target_kind: The kind of device that the step is for.
         model: The module.
         copies: Gets the copy of each object in it by the ``id`` of the user's, as
             ``copy.deepcopy`` keeps them.
@@ -74,13 +78,14 @@ def fake_model(
         message = "a compiled module takes real tensors alone"
         raise NotImplementedError(message)
     memo = copies
+    storages = _StorageCopies(fake, target_kind)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if isinstance(parameter, UninitializedParameter):
             message = f"parameter {name} has no shape yet."
             why = "a lazy module makes its parameters when it is first called"
             raise StepError(message, why=why, fix="model(batch) once, before")
         if id(parameter) not in memo:
-            values = fake_like(fake, parameter.detach())
+            values = storages.copy(parameter.detach())
             memo[id(parameter)] = torch.nn.Parameter(
                 values, requires_grad=parameter.requires_grad
             )
@@ -89,8 +94,59 @@ def fake_model(
         held = flatten_tensors(list(vars(module).values()))
         for value in [*module.buffers(recurse=False), *held]:
             if id(value) not in memo:
-                memo[id(value)] = fake_floats(fake, value, copy_integers=True)
+                memo[id(value)] = storages.copy(value)
     return copy_of_model(model, memo)
+
+
+class _StorageCopies:
+    """Copies tensors of a model, with the storages that they keep in memory.
+
+    A buffer may be a row of a table, the half of one, or one number that is expanded.
+    On the device where it is, it keeps what it is a part of, once for all parts.  Moved
+    to another, each has a storage of its own, without gaps (``Module.to``).
+    """
+
+    def __init__(self, fake: FakeTensorMode, target_kind: str) -> None:
+        self._fake, self._target_kind = fake, target_kind
+        self._copies: dict[tuple[int, bool], torch.UntypedStorage] = {}
+        """By torch's address of the user's storage, and whether the copy is fake."""
+
+    def copy(self, tensor: torch.Tensor) -> Any:
+        """Copy a tensor: a fake of floats, real integers."""
+        is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        if not is_plain or tensor.is_nested or not has_one_storage(tensor):
+            return fake_floats(self._fake, tensor, copy_integers=True)
+        if tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
+            return fake_floats(self._fake, tensor, copy_integers=True)
+        is_fake = tensor.is_floating_point() or tensor.is_complex()
+        if tensor.device.type != self._target_kind:
+            moved = torch.empty_like(tensor.detach(), device="meta")
+            return fake_like(self._fake, moved) if is_fake else tensor.cpu().clone()
+
+        storage = tensor.untyped_storage()
+        key = storage._cdata, is_fake  # noqa: SLF001 -- an identity, never read
+        device = torch.device("meta" if is_fake else "cpu")
+        if key not in self._copies:
+            like = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+            if not is_fake:
+                like.untyped_storage().copy_(storage)
+            self._copies[key] = like.untyped_storage()
+        view = torch.empty(0, dtype=tensor.dtype, device=device)
+        with torch.no_grad():
+            view.set_(
+                self._copies[key],
+                tensor.storage_offset(),
+                tensor.shape,
+                tensor.stride(),
+            )
+        return _fake_of_meta(self._fake, view) if is_fake else view
+
+
+def _fake_of_meta(fake: FakeTensorMode, shapes_only: torch.Tensor) -> torch.Tensor:
+    # Here, since its import takes a second that no other part needs.
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return FakeTensor(fake, shapes_only, torch.device("cpu"))
 
 
 def fake_copies(
@@ -111,7 +167,7 @@ def fake_copies(
         model,
         batch,
         step,
-        copy_model=functools.partial(fake_model, fake),
+        copy_model=functools.partial(fake_model, fake, step.target.kind),
         copy_batch=functools.partial(fake_batch, fake),
         copy_tensor=functools.partial(fake_floats, fake),
     )
@@ -127,17 +183,12 @@ def fake_batch(fake: FakeTensorMode, batch: object) -> Any:
 
     def fake_once(tensor: torch.Tensor) -> Any:
         like = fake_floats(fake, tensor)
-        if like is not tensor or not _is_part_of_storage(tensor):
+        if like is not tensor or not holds_more_than_it_shows(tensor):
             return like
         # A tensor that is in a batch twice stays one.
         return copies.setdefault(id(tensor), tensor.clone())
 
     return map_tensors(fake_once, batch)
-
-
-def _is_part_of_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor keeps more in memory than it shows."""
-    return has_one_storage(tensor) and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def fake_floats(

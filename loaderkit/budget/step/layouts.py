@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_iter, tree_map
 
-from loaderkit.budget.step.kernel_calls import call_of, smaller_calls
+from loaderkit.budget.step.kernel_calls import TensorSpec, call_of, smaller_calls
 from loaderkit.budget.step.kernels import invent_arguments, is_safe_to_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from torch._ops import OpOverload
 
@@ -39,6 +40,12 @@ _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)  # noqa: SLF001 -- an operator
 _MOST_REMEMBERED = 10_000
 """Calls; chosen."""
+_FOLLOWED = (
+    *(_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm),
+    *(_aten.clone, _aten._to_copy),  # noqa: SLF001 -- an operator
+)
+"""Operators whose fakes have the order of axes that kernels give, and that models call
+most.  So have all that torch tags as pointwise."""
 
 
 class OutputLayouts:
@@ -46,6 +53,8 @@ class OutputLayouts:
 
     def __init__(self) -> None:
         self._seen: dict[KernelCall, tuple[torch.memory_format | None, ...]] = {}
+        self._orders: dict[object, tuple[_Order | None, ...]] = {}
+        """By a call without its sizes."""
 
     def corrected(
         self,
@@ -65,7 +74,7 @@ class OutputLayouts:
             out: What the call with fakes gave.
 
         Returns:
-            The same where no operand is channels-last, or nothing else was seen; else
+            The same where all operands are contiguous, or nothing else was seen; else
             fakes with other strides.
         """
         if func in _VIEWS:
@@ -75,7 +84,9 @@ class OutputLayouts:
             # A view, or an operand that was written to.
             return out
         if not any(map(is_channels_last, operands)):
-            return out
+            if all(operand.is_contiguous() for operand in operands):
+                return out
+            return self._in_order_of_axes(func, args, kwargs, out)
         fakes = [leaf for leaf in tree_iter(out) if _is_fake(leaf)]
         if not any(fake.dim() in _FORMATS for fake in fakes):
             return out
@@ -97,12 +108,56 @@ class OutputLayouts:
 
         return tree_map(restride, out)
 
+    def _in_order_of_axes(
+        self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any
+    ) -> Any:
+        """Give the outputs of a call with their axes in the order of the kernel's."""
+        if torch.Tag.pointwise in func.tags or func.overloadpacket in _FOLLOWED:
+            return out
+        if not any(_is_fake(leaf) and leaf.dim() > 1 for leaf in tree_iter(out)):
+            return out
+        call = call_of(func, args, kwargs)
+        if call is None or call.sparse_tensors:
+            return out
+        orders = iter(self._orders_of(call))
+
+        def restride(leaf: object) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            order = next(orders, None)
+            if order is None or not _is_fake(leaf) or order == _order_of(leaf):
+                return leaf
+            if set(order) != {
+                axis for axis in range(leaf.dim()) if leaf.shape[axis] != 1
+            }:
+                # The small call had one element where this has several.
+                return leaf
+            strides = _strides_in_order(leaf.shape, order)
+            return leaf.new_empty_strided(leaf.shape, strides)
+
+        return tree_map(restride, out)
+
+    def _orders_of(self, call: KernelCall) -> tuple[_Order | None, ...]:
+        # In a tuple of its own, since a name is equal to no number.
+        leaves = tuple(
+            _layout_of(leaf) if isinstance(leaf, TensorSpec) else (type(leaf), leaf)
+            for leaf in call.leaves
+        )
+        key = call.func, call.structure, leaves
+        if key not in self._orders:
+            if len(self._orders) > _MOST_REMEMBERED:
+                self._orders.clear()
+            outputs = _outputs_of_small_call(call)
+            self._orders[key] = tuple(map(_order_of, outputs))
+        return self._orders[key]
+
     def _formats_of(self, call: KernelCall) -> tuple[torch.memory_format | None, ...]:
         if call not in self._seen:
             # All at once: which of them a later step makes again nobody knows.
             if len(self._seen) > _MOST_REMEMBERED:
                 self._seen.clear()
-            self._seen[call] = _measure_formats(call)
+            outputs = _outputs_of_small_call(call)
+            self._seen[call] = tuple(map(_format_of, outputs))
         return self._seen[call]
 
 
@@ -171,22 +226,71 @@ def _is_fake(leaf: object) -> bool:
     return isinstance(leaf, FakeTensor)
 
 
-def _measure_formats(call: KernelCall) -> tuple[torch.memory_format | None, ...]:
-    """Make a call once with small operands, and name the layout of each output."""
+def _outputs_of_small_call(call: KernelCall) -> list[torch.Tensor]:
+    """Make a call once with small operands; nothing where that cannot be done."""
     # The first of the first way to shrink it that there is.
     ways = [calls for calls in smaller_calls(call) if calls]
     if not ways:
-        return ()
+        return []
     small = ways[0][0]
     if not is_safe_to_run(small):
-        return ()
+        return []
     try:
         args, kwargs = invent_arguments(small)
         result = small.func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- values were invented: any operator may refuse
-        return ()
-    outputs = [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
-    return tuple(_format_of(output) for output in outputs)
+        return []
+    return [leaf for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor)]
+
+
+_Order: TypeAlias = "tuple[int, ...]"
+"""Axes of more than one element, from the outermost to the innermost."""
+
+
+def _order_of(tensor: torch.Tensor) -> _Order | None:
+    """Tell in which order the axes of a tensor are; None of one that has gaps.
+
+    >>> _order_of(torch.empty(2, 1, 3, 4).transpose(2, 3))
+    (0, 3, 2)
+    """
+    strides, shape = tensor.stride(), tensor.shape
+    axes = [axis for axis in range(tensor.dim()) if shape[axis] != 1]
+    order = tuple(sorted(axes, key=lambda axis: -strides[axis]))
+    dense = _strides_in_order(shape, order)
+    has_gaps = any(strides[axis] != dense[axis] for axis in order)
+    return None if has_gaps or tensor.numel() == 0 else order
+
+
+def _strides_in_order(shape: Sequence[int], order: _Order) -> tuple[int, ...]:
+    """Give the strides of a tensor without gaps, whose axes are in an order.
+
+    >>> _strides_in_order((2, 1, 4, 3), (0, 3, 2))
+    (12, 12, 1, 4)
+    """
+    strides, stride = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= max(int(shape[axis]), 1)
+    # An axis of one element has the stride of what lies behind it, as torch gives it.
+    behind = 1
+    for axis in reversed(range(len(shape))):
+        if axis in order:
+            behind = strides[axis] * shape[axis]
+        else:
+            strides[axis] = behind
+    return tuple(strides)
+
+
+def _layout_of(spec: TensorSpec) -> tuple[object, ...]:
+    """Describe how an operand lies, without its sizes."""
+    axes = [axis for axis, size in enumerate(spec.shape) if size != 1]
+    order = tuple(sorted(axes, key=lambda axis: -spec.stride[axis]))
+    is_expanded = tuple(spec.stride[axis] == 0 for axis in axes)
+    stride, has_gaps = 1, []
+    for axis in reversed(order):
+        has_gaps.append(spec.stride[axis] > stride)
+        stride = spec.stride[axis] * spec.shape[axis]
+    return len(spec.shape), order, is_expanded, tuple(has_gaps), spec.dtype
 
 
 def _format_of(tensor: torch.Tensor) -> torch.memory_format | None:

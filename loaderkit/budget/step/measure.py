@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import warnings
@@ -124,6 +125,11 @@ def _copy_module(model: torch.nn.Module, copies: dict[int, Any]) -> Any:
     """Copy a module, and what torch cannot copy by itself in it."""
     # Torch cannot copy compressed sparse tensors so.
     copies |= {id(sparse): sparse.clone() for sparse in sparse_tensors_of(model)}
+    for parameter in model.parameters():
+        # Torch copies a parameter without what it is a part of, and buffers with it.
+        if holds_more_than_it_shows(parameter):
+            data = copy.deepcopy(parameter.detach(), copies)
+            copies[id(parameter)] = torch.nn.Parameter(data, parameter.requires_grad)
     for module in model.modules():
         # The parameters of a copy of a compiled module would be no leaves.
         if isinstance(module, torch.jit.ScriptModule):
@@ -189,6 +195,18 @@ def sparse_tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
         for value in values
         if isinstance(value, torch.Tensor) and not has_one_storage(value)
     ]
+
+
+def holds_more_than_it_shows(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is a part of what it keeps in memory.
+
+    >>> table = torch.zeros(10, 4)
+    >>> holds_more_than_it_shows(table[2]), holds_more_than_it_shows(table.T)
+    (True, False)
+    """
+    if tensor.is_nested or not has_one_storage(tensor):
+        return False
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def parts_of_sparse(

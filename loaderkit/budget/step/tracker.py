@@ -446,7 +446,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         self._note_module_of_node()
-        self._count_checkpoints()
+        if func is not _aten.detach.default:
+            # A block that is computed again detaches each tensor that it saves, with
+            # gradients disabled (unless its checkpoint is reentrant): it goes on.
+            self._count_checkpoints()
         is_backward = self.phase == "backward"
         reused = self._operand_to_reuse(func, args)
 
@@ -588,11 +591,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reused = self._reused_operand(func, args) if self.phase == "backward" else None
         if self.function not in _ADDING_IN_PLACE or func is not _aten.add.Tensor:
             return reused
-        # A derivative that goes forward adds its own terms there, to new tensors; its
-        # bias in place.
         first, second = args[:2]
+        # Where a derivative goes forward, ``linear`` adds the terms of that to new
+        # tensors, and its bias in place.
         is_bias = isinstance(second, torch.Tensor) and second.ndim == 1
-        return first if is_bias else reused
+        is_attention = self.function == torch.nn.functional.scaled_dot_product_attention
+        return first if is_bias or is_attention else reused
 
     def _reused_operand(self, func: OpOverload, args: Args) -> torch.Tensor | None:
         """Find the buffer that an operator of the backward pass would write into."""
@@ -901,10 +905,14 @@ _READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 """Methods that read memory without calling an operator."""
 
 
-_ADDING_IN_PLACE = {torch.nn.functional.linear}
-"""Functions that add their bias to a product of their own: in place, except to what is
-no plain tensor (``isTensorSubclassLike`` in torch's ``Linear.cpp``).  That of rows that
-do not lie one after the other: others are a single product with the bias."""
+_ADDING_IN_PLACE = {
+    torch.nn.functional.linear,
+    torch.nn.functional.scaled_dot_product_attention,
+}
+"""Functions that add to a product of their own: in place, except to what is no plain
+tensor (``isTensorSubclassLike`` in torch's ``Linear.cpp`` and ``attention.cpp``).  The
+bias of rows that do not lie one after the other (others are a single product with the
+bias), and a mask of floats."""
 
 
 class ReadsValues(TorchFunctionMode):
