@@ -78,7 +78,7 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_block_that_is_computed_again_counts_once(count, reentrant):
-    # 9 for one block before, each with room for a random state
+    # Those of transformers counted 13 times each, with room for a random state each
     model = Blocks(count, reentrant=reentrant)
 
     assert track_step(model, torch.randn(64, 32), Step()).checkpoints == count
