@@ -61,8 +61,10 @@ def find_late_growth(
 
     >>> import numpy as np
     >>> flat, steps = [100.0] * 7, np.arange(9.0)
-    >>> find_late_growth(steps, np.array([*flat, 140, 180]), floor=1, noise_floor=0.1)
-    LateGrowth(per_epoch=40.0, epochs=2.0, more_epochs=5)
+    >>> values = np.array([*flat, 140, 180])
+    >>> late = find_late_growth(steps, values, floor=1, noise_floor=0.1)
+    >>> round(late.per_epoch, 6), round(late.epochs, 6), late.more_epochs
+    (40.0, 2.0, 5)
     >>> find_late_growth(steps, np.array([*flat, 140, 140]), floor=1, noise_floor=0.1)
     """
     half = len(times) // 2

@@ -265,13 +265,13 @@ def _strides_in_order(shape: Sequence[int], order: _Order) -> tuple[int, ...]:
     """Give the strides of a tensor without gaps, whose axes are in an order.
 
     >>> _strides_in_order((2, 1, 4, 3), (0, 3, 2))
-    (12, 12, 1, 4)
+    (12, 4, 1, 4)
     """
     strides, stride = [0] * len(shape), 1
     for axis in reversed(order):
         strides[axis] = stride
         stride *= max(int(shape[axis]), 1)
-    # An axis of one element has the stride of what lies behind it, as torch gives it.
+    # That of an axis of one element reads nothing: it is what the axes behind it take.
     behind = 1
     for axis in reversed(range(len(shape))):
         if axis in order:
