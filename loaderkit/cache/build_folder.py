@@ -45,6 +45,8 @@ PACKER = "packer.partial"
 was killed the next build deletes it with them."""
 _SYSTEM_NAMES = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}
 """What file systems and desktops put into folders that a person finds empty."""
+_MOST_LOOKS = 10
+"""Chosen: a run that packs moves its last files in a moment."""
 PLAN = "plan.json"
 OBSOLETE = "obsolete.json"
 """Which files the manifest that comes next makes needless, and its generation."""
@@ -53,29 +55,61 @@ OBSOLETE = "obsolete.json"
 def make_or_check_folder(path: Path) -> None:
     """Make the cache's folder, or see that it is one to pack into.
 
+    Names are listed one by one, and another process may pack here meanwhile: its shards
+    may then be seen without the manifest, which came behind.  So a folder is refused
+    that was seen twice as it is, or that others go on writing to.
+
     Raises:
         CacheError: It cannot be written to, or holds files that are not a cache's.
     """
-    try:
-        _make_folder_and_parents(path)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        names = {entry.name for entry in path.iterdir()}
-    except OSError as error:
-        raise _cannot_pack_into(path, error) from error
+    seen_before: set[str] | None = None
+    for looks_left in reversed(range(_MOST_LOOKS)):
+        try:
+            _make_folder_and_parents(path)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            names = _names_in(path)
+        except OSError as error:
+            raise _cannot_pack_into(path, error) from error
 
+        refusal = _refusal_of(path, names)
+        if refusal is None:
+            return
+        if names == seen_before or not looks_left:
+            raise refusal
+        seen_before = names
+
+
+def _names_in(path: Path) -> set[str]:
+    """List what is in a folder, and in that of its build: ``.building/plan.json``."""
+    names = {entry.name for entry in path.iterdir()}
+    if BUILDING in names:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            names |= {
+                f"{BUILDING}/{entry.name}" for entry in (path / BUILDING).iterdir()
+            }
+    return names
+
+
+def _refusal_of(path: Path, names: set[str]) -> CacheError | None:
+    """Say why a folder is none to pack into; None of one that is."""
+    fix = "name a folder that is new or empty"
     if MANIFEST in names:
         _check_manifest_is_ours(path)
-        return
-    foreign_names = names - {BUILDING, LOCK, soft_lock_name(LOCK)} - _SYSTEM_NAMES
-    if BUILDING in names and not _is_own_build(path / BUILDING):
+        return None
+    if BUILDING in names:
+        with contextlib.suppress(FileNotFoundError):
+            if _is_own_build(path / BUILDING):
+                return None
         message = f"{path / BUILDING} holds files that no packing run has written."
         why = "packing would delete those that are named like its own"
-        raise CacheError(message, why=why, fix="name a folder that is new or empty")
-    if foreign_names and BUILDING not in names:
-        message = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
-        why = "packing into it would mix your files with the cache's"
-        raise CacheError(message, why=why, fix="name a folder that is new or empty")
+        return CacheError(message, why=why, fix=fix)
+    foreign_names = names - {LOCK, soft_lock_name(LOCK)} - _SYSTEM_NAMES
+    if not foreign_names:
+        return None
+    message = f"{path} holds {min(foreign_names)!r}, which is not a cache's."
+    why = "packing into it would mix your files with the cache's"
+    return CacheError(message, why=why, fix=fix)
 
 
 def _make_folder_and_parents(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Code that makes the samples of a cache does not wait for that cache."""
 
 import asyncio
+import functools
 import shutil
 import sys
 import threading
@@ -66,22 +67,27 @@ class MadeOf(SafeDataset):
 WAYS = ["this process", "workers", "threads", "store"]
 
 
-@pytest.mark.long_cases
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("question", ASKS)
-def test_load_that_asks_for_its_own_samples_is_told_so(tmp_path, question, way):
-    cache, options = tmp_path / "c", {"workers": 0}
+def refuses_itself(way, folder, make):
+    """Have a dataset packed in a way whose samples ask for it: that is told."""
+    cache, options = folder / "c", {"workers": 0}
     if way == "store":
-        cache = (tmp_path / "store").as_uri()
+        cache = (folder / "store").as_uri()
     if way == "workers":
         options = {"workers": 1}
     with ThreadPoolExecutor(1) as threads:
         if way == "threads":
             options = {"executor": threads}
-        dataset = Asking(question, cache, **options)
+        dataset = make(cache, **options)
 
         with pytest.raises(DatasetError, match="by the code that makes its samples"):
             len(dataset)
+
+
+@pytest.mark.long_cases
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("question", ASKS)
+def test_load_that_asks_for_its_own_samples_is_told_so(tmp_path, question, way):
+    refuses_itself(way, tmp_path, functools.partial(Asking, question))
 
 
 def _in_a_thread(ask):
@@ -143,18 +149,7 @@ def test_a_thread_that_load_starts_is_told_so_too(tmp_path, run, question, way):
     is_known = way == "workers" or run is _in_an_event_loop  # which has the context
     if not is_known and not HAS_EVENTS_OF_THREADS:
         pytest.skip("before 3.12 a log line tells; see the next test")
-    cache, options = tmp_path / "c", {"workers": 0}
-    if way == "store":
-        cache = (tmp_path / "store").as_uri()
-    if way == "workers":
-        options = {"workers": 1}
-    with ThreadPoolExecutor(1) as threads:
-        if way == "threads":
-            options = {"executor": threads}
-        dataset = AskingInAThread(run, question, cache, **options)
-
-        with pytest.raises(DatasetError, match="by the code that makes its samples"):
-            len(dataset)
+    refuses_itself(way, tmp_path, functools.partial(AskingInAThread, run, question))
 
 
 def test_a_thread_of_which_nothing_is_known_is_told_what_may_be_wrong(tmp_path):

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from quiet_trainer import quiet_settings
 
 import loaderkit
 from loaderkit.errors import LoaderError
@@ -44,16 +45,12 @@ def test_it_goes_on_behind_the_last_batch_of_the_checkpoint(
             return self.accelerator.prepare(loader) if is_prepared else loader
 
     def train(checkpoint=None):
-        settings = transformers.TrainingArguments(
-            output_dir=tmp_path,
+        settings = quiet_settings(
+            tmp_path,
             num_train_epochs=2,
             per_device_train_batch_size=4,
-            use_cpu=True,
-            dataloader_pin_memory=False,
             save_strategy="steps",
             save_steps=9,
-            report_to=[],
-            disable_tqdm=True,
         )
         model = Model()
         trainer = Trainer(model, settings, train_dataset=ROWS)
@@ -99,16 +96,12 @@ def test_epochs_in_batches_by_size_are_whole_where_their_batches_stay_the_same(
             return self.accelerator.prepare(loader)
 
     def train(checkpoint=None):
-        settings = transformers.TrainingArguments(
-            output_dir=tmp_path,
+        settings = quiet_settings(
+            tmp_path,
             num_train_epochs=8,
             gradient_accumulation_steps=accumulated,
-            use_cpu=True,
-            dataloader_pin_memory=False,
             save_strategy="steps",
             save_steps=13,
-            report_to=[],
-            disable_tqdm=True,
         )
         model = Model()
         trainer = Trainer(model, settings, train_dataset=rows)
@@ -146,15 +139,11 @@ def test_a_checkpoint_of_other_batches_is_refused_where_samples_would_be_lost(
     from loaderkit.integrations.transformers import WholeEpochs
 
     def train(batch_size, accumulated, *callbacks, checkpoint=None, **more):
-        settings = transformers.TrainingArguments(
-            output_dir=tmp_path,
+        settings = quiet_settings(
+            tmp_path,
             num_train_epochs=3,
             per_device_train_batch_size=batch_size,
             gradient_accumulation_steps=accumulated,
-            use_cpu=True,
-            dataloader_pin_memory=False,
-            report_to=[],
-            disable_tqdm=True,
             **more,
         )
         model = Model()
