@@ -1210,9 +1210,9 @@ def test_what_was_not_read_is_not_said_to_be_damaged(dataset, tmp_path, damage):
     assert str(verification).startswith(f"{path}: {word}\n")
 
 
-def test_no_sample_in_any_span_is_told_in_one_negative():
+def test_no_sample_in_any_span_is_told_in_one_negative(tmp_path):
     with pytest.raises(DatasetError) as raised:
-        pack(lambda span, spans: (), "x.lk", spans=3)
+        pack(lambda span, spans: (), tmp_path / "x.lk", spans=3)
     assert (
         raised.value.what == "There is nothing to pack: none of 3 spans has a sample."
     )
