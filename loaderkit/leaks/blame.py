@@ -23,7 +23,7 @@ from loaderkit.leaks.finders.replaced_containers import find_replaced_containers
 from loaderkit.leaks.finders.resources import find_resources
 from loaderkit.leaks.finders.unattributed import find_unattributed
 from loaderkit.leaks.growth import Growth, explains, is_held
-from loaderkit.leaks.own_objects import ids_of_own_objects
+from loaderkit.leaks.own_objects import OWN_ROOMS, ids_of_own_objects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +42,6 @@ _MOST_NAMED = 5
 """Growths of a report.  Chosen: the resources that leak and the objects behind them."""
 _SHOWN: frozenset[PatternName] = frozenset({"autograd cycle", "exit handlers"})
 """Causes without a variable that are proved, so that no other one is looked for."""
-_OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
-"""What modules of the detector and its searches hold, such as caches, is subtracted
-from the readings, so it never explains a growth."""
 _WEAK_REFERENCES = ("ReferenceType", "weakref", "KeyedRef", "WeakMethod")
 _FINALIZERS = "finalize._registry"
 """Where ``weakref.finalize`` keeps an entry for each object that is alive."""
@@ -135,7 +132,8 @@ def find_growth(
 
 
 def _is_ours(growth: Growth) -> bool:
-    return growth.holder is not None and growth.holder.path.startswith(_OWN_ROOMS)
+    """Whether a module of the detector's holds it, such as a cache of a search."""
+    return growth.holder is not None and growth.holder.path.startswith(OWN_ROOMS)
 
 
 def _once_a_holder(growths: list[Growth]) -> list[Growth]:

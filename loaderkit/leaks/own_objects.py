@@ -17,7 +17,8 @@ from loaderkit.memory.tensors import TypeTest, is_a, objects_of
 
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, Counter)
 _ARRAYS = (np.ndarray, array.array)
-_OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
+OWN_ROOMS = ("loaderkit.leaks.", "loaderkit.memory.")
+"""Beginnings of the names of the detector's modules, and of those it searches with."""
 
 
 class KeptByDetector:
@@ -60,4 +61,4 @@ def _is_part(kind: type) -> bool:
         return True
     module = kind.__module__
     # A class of the user's may have anything at all there.
-    return type(module) is str and module.startswith(_OWN_ROOMS)
+    return type(module) is str and module.startswith(OWN_ROOMS)

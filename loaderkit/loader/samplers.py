@@ -21,7 +21,7 @@ from loaderkit.errors import LoaderError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sized
 
     from loaderkit.array_types import Ints
     from loaderkit.loader.options import Oversized, Shuffle
@@ -179,14 +179,15 @@ def make_epoch(
     rows, oversized = _split_by_limits(rule)
     left_out = rule.samples - len(rows) - len(oversized)
     generator = np.random.Generator(np.random.PCG64([rule.seed, epoch]))
-    keeps_batches = rule.shuffle == "batches"
-    # Of batches that stay as they are, the epoch draws nothing but their order.
-    order_generator = np.random.Generator(np.random.PCG64([rule.seed]))
-    order = _order_rows(rule, rows, order_generator if keeps_batches else generator)
+    order_generator = generator
+    if rule.shuffle == "batches":
+        # They stay as they are: the epoch draws nothing but their order.
+        order_generator = np.random.Generator(np.random.PCG64([rule.seed]))
+    order = _order_rows(rule, rows, order_generator)
 
     if rule.plain:
         epoch_of_rank = _share_samples(rule, order, consumed_samples)
-    elif rule.bucket_by is None and not len(oversized) and not keeps_batches:
+    elif not _are_batches_made_first(rule, oversized):
         sequence = _cut_order(rule, order, consumed_samples)
         epoch_of_rank = _share_batches(rule, sequence)
     else:
@@ -218,9 +219,18 @@ def can_be_cut_anywhere(rule: BatchRule) -> bool:
     are made first and shuffled afterwards: what is left are whole batches of the same
     rule.
     """
-    if rule.bucket_by is not None or rule.shuffle == "batches":
-        return False
-    return rule.oversized != "alone" or not len(_oversized_rows(rule))
+    alone = _oversized_rows(rule) if rule.oversized == "alone" else ()
+    return not _are_batches_made_first(rule, alone)
+
+
+def _are_batches_made_first(rule: BatchRule, alone: Sized) -> bool:
+    """Tell whether whole batches are put into an order, and not cut from one.
+
+    Args:
+        rule: How samples become batches.
+        alone: Rows that get a batch of their own.
+    """
+    return rule.bucket_by is not None or rule.shuffle == "batches" or len(alone) > 0
 
 
 def bucket_of(sizes: Ints, buckets: int) -> Ints:

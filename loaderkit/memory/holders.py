@@ -217,14 +217,14 @@ class _Search:
         name = _as_name(self._path_below(module_globals))
         file = _file_of_module(module)
         change = ""
-        if file:
-            find = functools.partial(mutation_line, file, _grown_name(name))
-            change = self._grown_or_set(find)
         if "." in name:
             change = self._line_of_attribute(module_globals)
             if file and not change:
                 # Code of the module that has the variable: ``variable.attribute``.
                 change = mutation_line(file, name.partition("[")[0])
+        elif file:
+            find = functools.partial(mutation_line, file, _grown_name(name))
+            change = self._grown_or_set(find)
         return Holder("global", f"{module}.{name}".lstrip("."), "", change)
 
     def _class_of(self, owner: type) -> Iterator[Holder]:
@@ -312,17 +312,15 @@ class _Search:
         owner, name = self._last_attribute_below(start)
         if owner is None:
             return ""
-        for kind in (owner if is_a(owner, type) else type(owner)).__mro__:
-            file = _file_of_module(kind.__module__)
-            if file and not is_library_file(file):
-                # Code of the class itself, else what is written as ``Class.name``.
-                in_class = functools.partial(
-                    mutation_line, file, f".{name}", class_name=kind.__name__
-                )
-                line = self._grown_or_set(in_class)
-                line = line or mutation_line(file, f"{kind.__name__}.{name}")
-                if line:
-                    return line
+        for kind, file in _users_classes(owner if is_a(owner, type) else type(owner)):
+            # Code of the class itself, else what is written as ``Class.name``.
+            in_class = functools.partial(
+                mutation_line, file, f".{name}", class_name=kind.__name__
+            )
+            line = self._grown_or_set(in_class)
+            line = line or mutation_line(file, f"{kind.__name__}.{name}")
+            if line:
+                return line
         # A ``UserDict`` or ``UserList`` keeps its items in an attribute.
         is_wrapper = name == "data" and is_a(owner, _WRAPPERS)
         return _line_of_class(type(owner)) if is_wrapper else ""
@@ -357,13 +355,19 @@ class _Search:
 
 def _line_of_class(container_class: type) -> str:
     """Find where a container's class, if it is the user's, makes its objects grow."""
-    for kind in container_class.__mro__:
-        file = _file_of_module(kind.__module__)
-        if file and not is_library_file(file):
-            line = mutation_line(file, "self", class_name=kind.__name__, must_grow=True)
-            if line:
-                return line
+    for kind, file in _users_classes(container_class):
+        line = mutation_line(file, "self", class_name=kind.__name__, must_grow=True)
+        if line:
+            return line
     return ""
+
+
+def _users_classes(kind: type) -> Iterator[tuple[type, str]]:
+    """Go through a class and its bases, as far as they are the user's, with files."""
+    for base in kind.__mro__:
+        file = _file_of_module(base.__module__)
+        if file and not is_library_file(file):
+            yield base, file
 
 
 def label_of(parent: object, child: object) -> str | None:

@@ -213,11 +213,7 @@ def strides_of(
     axes = [*range(len(shape))]
     if memory_format is not torch.contiguous_format:
         axes = [0, *range(2, len(shape)), 1]
-    strides, stride = [0] * len(shape), 1
-    for axis in reversed(axes):
-        strides[axis] = stride
-        stride *= max(int(shape[axis]), 1)
-    return tuple(strides)
+    return strides_of_axes(shape, axes)
 
 
 def _is_fake(leaf: object) -> bool:
@@ -267,10 +263,7 @@ def _strides_in_order(shape: Sequence[int], order: _Order) -> tuple[int, ...]:
     >>> _strides_in_order((2, 1, 4, 3), (0, 3, 2))
     (12, 4, 1, 4)
     """
-    strides, stride = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = stride
-        stride *= max(int(shape[axis]), 1)
+    strides = list(strides_of_axes(shape, order))
     # That of an axis of one element reads nothing: it is what the axes behind it take.
     behind = 1
     for axis in reversed(range(len(shape))):
@@ -278,6 +271,23 @@ def _strides_in_order(shape: Sequence[int], order: _Order) -> tuple[int, ...]:
             behind = strides[axis] * shape[axis]
         else:
             strides[axis] = behind
+    return tuple(strides)
+
+
+def strides_of_axes(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Give the strides of a tensor without gaps whose axes lie in an order.
+
+    Args:
+        shape: Sizes.
+        order: Axes from the outermost to the innermost; the stride of others is 0.
+
+    >>> strides_of_axes((2, 1, 4, 3), (0, 3, 2)), strides_of_axes((2, 0), (0, 1))
+    ((12, 0, 1, 4), (1, 1))
+    """
+    strides, stride = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = stride
+        stride *= max(int(shape[axis]), 1)
     return tuple(strides)
 
 

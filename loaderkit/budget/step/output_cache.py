@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from loaderkit.budget.step.call_arguments import flatten_call
+from loaderkit.budget.step.layouts import strides_of_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -495,13 +496,13 @@ def _order_of(
     axes = tuple(range(len(shape)))
     if 0 in shape:
         return None
-    if stride == _strides_of(shape, axes):
+    if stride == strides_of_axes(shape, axes):
         return axes
     if 1 in shape:
         return None
     kept = [axis for axis in axes if stride[axis]]
     order = tuple(sorted(kept, key=lambda axis: -stride[axis]))
-    if order in _IMAGE_ORDERS or stride != _strides_of(shape, order):
+    if order in _IMAGE_ORDERS or stride != strides_of_axes(shape, order):
         return None
     return order
 
@@ -529,15 +530,6 @@ def _order_with_gaps(
     return None if order in _IMAGE_ORDERS else ("gaps", order)
 
 
-def _strides_of(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Give the strides of a tensor without gaps whose axes lie in an order."""
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
-
-
 def _with_names(known: _Outputs, size_of_name: dict[int, int]) -> _SizedOutputs | None:
     """Name the sizes of what a call gave; None if one of them is no size of it."""
     names = {size: name for name, size in size_of_name.items()}
@@ -550,7 +542,7 @@ def _with_names(known: _Outputs, size_of_name: dict[int, int]) -> _SizedOutputs 
         order: Any = tuple(range(len(sizes)))
         if 0 not in output.shape:
             order = _order_of(output.shape, output.stride)
-        elif output.stride != _strides_of([max(n, 1) for n in output.shape], order):
+        elif output.stride != strides_of_axes(output.shape, order):
             return None
         if order is None or len(order) < len(sizes) or None in sizes:
             return None
@@ -567,7 +559,7 @@ def _with_sizes(sized: _SizedOutputs, size_of_name: dict[int, int]) -> _Outputs:
             outputs.append(output)
             continue
         shape = tuple(size_of_name[name] for name in output.sizes)
-        stride = _strides_of([max(size, 1) for size in shape], output.order)
+        stride = strides_of_axes(shape, output.order)
         outputs.append(_Output(shape, stride, output.dtype))
     return _Outputs(sized.container, tuple(outputs))
 
