@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, TypeVar
 
-from loaderkit.arguments import (
-    nearest_name,
-    show_value,
-    suggest_keywords,
-    suggest_name,
-)
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import NoSuchAttributeError, OptionError
 from loaderkit.habits import ATTRIBUTES, Hint
+from loaderkit.nearest_names import nearest_name, suggest_name
 from loaderkit.operations import answer_operations, usual_variable
+from loaderkit.value_words import show_value
 
 Kind = TypeVar("Kind", bound=type)
 

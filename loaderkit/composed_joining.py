@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from loaderkit.arguments import kind_of
 from loaderkit.dataset_protocol import as_cached
 from loaderkit.errors import LoaderError
 from loaderkit.joining import check_no_keys, holds_graphs, join
 from loaderkit.memory.shm_batch import default_collate
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

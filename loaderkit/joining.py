@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import suggest_name
 from loaderkit.errors import DatasetError, OptionError, UnlikeKeysError
 from loaderkit.graph_joining import join_graphs
+from loaderkit.nearest_names import suggest_name
 from loaderkit.pyg import is_pyg_data, loaded_pyg
 from loaderkit.unlike_keys import find_unlike_key
 

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderkit.arguments import DEFINE_READ_ALL, IMPORT_ASYNCIO, with_article
+from loaderkit.function_arguments import DEFINE_READ_ALL, IMPORT_ASYNCIO
 from loaderkit.habits import reader_of
 from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 from loaderkit.units import count_of
+from loaderkit.value_words import with_article
 
 
 class Mistake(NamedTuple):

@@ -6,9 +6,10 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from loaderkit.arguments import check_path, kind_of, show_value
 from loaderkit.errors import NotWrittenError, OptionError
 from loaderkit.fixes import Either
+from loaderkit.path_arguments import check_path
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from pathlib import Path

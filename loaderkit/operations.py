@@ -14,9 +14,10 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from loaderkit.arguments import nearest_name, show_value
 from loaderkit.errors import NotChangeableError, OptionError
 from loaderkit.habits import NUMBERS, OPERATORS
+from loaderkit.nearest_names import nearest_name
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

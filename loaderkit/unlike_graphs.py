@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from loaderkit.arguments import kind_of
 from loaderkit.pyg import import_pyg, is_pyg_data
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -39,9 +39,9 @@ from loaderkit import (
     plan_batch,
     verify,
 )
-from loaderkit.arguments import nearest_name, refuse_keyword
 from loaderkit.budget.batch.assertions import FitOptions
 from loaderkit.budget.batch.plan import PlanOptions
+from loaderkit.call_keywords import refuse_keyword
 from loaderkit.datasets.absent import CONSTRUCTORS
 from loaderkit.datasets.open import BatchKeywords
 from loaderkit.errors import (
@@ -66,6 +66,7 @@ from loaderkit.habits import (
     reader_of,
 )
 from loaderkit.loader.options import LoaderOptions
+from loaderkit.nearest_names import nearest_name
 
 MODEL = torch.nn.Linear(1, 1)
 SAMPLES = [torch.ones(1)] * 4

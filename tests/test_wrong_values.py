@@ -35,7 +35,7 @@ from loaderkit import (
     push,
     read_memory,
 )
-from loaderkit.arguments import check_number, kind_of, with_article
+from loaderkit.arguments import check_number
 from loaderkit.cli.main import COMMANDS, build_parser, main
 from loaderkit.datasets.pack import PackOptions
 from loaderkit.datasets.rows import normalize_indices
@@ -50,6 +50,7 @@ from loaderkit.errors import (
 )
 from loaderkit.testing import assert_same
 from loaderkit.units import parse_bytes, size_in_bytes
+from loaderkit.value_words import kind_of, with_article
 
 
 @dataclass

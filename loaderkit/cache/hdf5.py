@@ -24,7 +24,6 @@ import h5py
 import numpy as np
 import xxhash
 
-from loaderkit.arguments import nearest_name
 from loaderkit.cache.codecs import find_decompressor
 from loaderkit.cache.columns import (
     ArrayDeduplicator,
@@ -52,6 +51,7 @@ from loaderkit.cache.layout import (
 )
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Fix, Setting
+from loaderkit.nearest_names import nearest_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_cache_path, check_path, refuse_value
+from loaderkit.arguments import refuse_value
 from loaderkit.cache.files import refuse_cut_url, unreadable
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
@@ -20,6 +20,7 @@ from loaderkit.cache.storage import Patience, is_url, without_password
 from loaderkit.cache.verified import user_cache_folder
 from loaderkit.errors import CacheError, OptionError
 from loaderkit.fixes import Fix, Setting, Without
+from loaderkit.path_arguments import check_cache_path, check_path
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_cache_path, check_truth, suggest_keywords
+from loaderkit.arguments import check_truth
 from loaderkit.cache.build import open_build
 from loaderkit.cache.claims import (
     CLAIM_WAITS_S,
@@ -46,9 +46,11 @@ from loaderkit.cache.remote_manifest import (
 )
 from loaderkit.cache.storage import KeepsHistory, KeepsParts, is_url
 from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import CacheError, DamagedCacheError, OptionError
 from loaderkit.fixes import OVERWRITE, Either, Fix, Open
 from loaderkit.notebook import HasCard, repr_in_a_line
+from loaderkit.path_arguments import check_cache_path
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_cache_path, suggest_keywords
 from loaderkit.cache.files import (
     check_digest,
     check_size,
@@ -23,8 +22,10 @@ from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.stored_files import files_of, find_damage
 from loaderkit.cache.unfinished import unfinished_files, unfinished_in_words
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import CacheError, DamagedCacheError
 from loaderkit.notebook import HasCard, repr_in_a_line
+from loaderkit.path_arguments import check_cache_path
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:

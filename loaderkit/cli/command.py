@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from loaderkit.arguments import nearest_name
 from loaderkit.habits import COMMANDS
+from loaderkit.nearest_names import nearest_name
 from loaderkit.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import refusal_of_call, suggest_name
 from loaderkit.errors import LoaderkitError
+from loaderkit.function_arguments import refusal_of_call
+from loaderkit.nearest_names import suggest_name
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import kind_of, refusal_of_call, show_value
 from loaderkit.cache.storage import is_url
 from loaderkit.cli.command import (
     Command,
@@ -16,6 +15,8 @@ from loaderkit.cli.command import (
 )
 from loaderkit.cli.named_objects import named_dataset, named_object
 from loaderkit.errors import LoaderkitError
+from loaderkit.function_arguments import refusal_of_call
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     import argparse

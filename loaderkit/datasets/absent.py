@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.arguments import similar_name, suggest_name
 from loaderkit.errors import NoSuchAttributeError, OptionError
+from loaderkit.nearest_names import similar_name, suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,19 +18,12 @@ from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import (
-    check_callable,
-    check_choice,
-    check_path,
-    kind_of,
-    refuse_value,
-    show_value,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_choice, refuse_value
 from loaderkit.cache.files import refuse_cut_url
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.absent import ABSENT, CONSTRUCTORS, no_such_attribute
 from loaderkit.datasets.batch_joining import BatchJoining, unlike_shapes_error
 from loaderkit.datasets.cached_samples import DatasetState
@@ -67,10 +60,13 @@ from loaderkit.errors import (
     NotChangeableError,
     OptionError,
 )
+from loaderkit.function_arguments import check_callable
 from loaderkit.notebook import card
 from loaderkit.operations import answer_operations
+from loaderkit.path_arguments import check_path
 from loaderkit.pyg import is_pyg_data
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -17,7 +17,6 @@ import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from loaderkit.arguments import show_value
 from loaderkit.datasets.containers import (
     FACTORIES,
     class_name,
@@ -29,6 +28,7 @@ from loaderkit.datasets.kinds import NEST_KINDS, Kind
 from loaderkit.errors import DamagedCacheError, DatasetError, OptionError
 from loaderkit.fixes import PACK_AGAIN
 from loaderkit.pyg import import_pyg
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

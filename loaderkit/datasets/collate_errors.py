@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import kind_of
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import is_library_file
 from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.arguments import suggest_name
 from loaderkit.datasets.batches import GraphRecipe
 from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.decode import decode
@@ -30,6 +29,7 @@ from loaderkit.errors import (
     NoSuchAttributeError,
     NotChangeableError,
 )
+from loaderkit.nearest_names import suggest_name
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:

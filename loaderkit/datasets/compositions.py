@@ -17,7 +17,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
-from loaderkit.arguments import kind_of, show_value
 from loaderkit.composed_joining import check_joined_alike, own_collate
 from loaderkit.datasets.rows import is_single_index, normalize_index
 from loaderkit.errors import (
@@ -30,6 +29,7 @@ from loaderkit.joining import join
 from loaderkit.memory.shm_batch import default_collate
 from loaderkit.operations import answer_operations, refuse_operator
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from loaderkit.arguments import (
-    check_order,
-    check_truth,
-    refuse_value,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_truth, refuse_value
 from loaderkit.cache.build import (
     finish_killed_commit,
     open_build,
@@ -35,6 +30,7 @@ from loaderkit.cache.layout import MANIFEST, SHARD_FORMAT
 from loaderkit.cache.lock_files import hold_lock_for_work
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.classes import check_classes
 from loaderkit.datasets.fingerprint import Fingerprint
 from loaderkit.datasets.open import open_cache
@@ -46,6 +42,7 @@ from loaderkit.datasets.safe import SafeDataset
 from loaderkit.datasets.structure import Structure, is_graph
 from loaderkit.errors import CacheError, DatasetError, OptionError
 from loaderkit.fixes import Open, Pack, Python
+from loaderkit.path_arguments import check_order
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:

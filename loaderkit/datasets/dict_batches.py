@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from loaderkit.arguments import kind_of
 from loaderkit.datasets.arena import make_arena
 from loaderkit.datasets.containers import (
     make_dataclass,
@@ -46,6 +45,7 @@ from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.errors import DatasetError
 from loaderkit.memory.shm_batch import default_collate
 from loaderkit.nests import attribute_names
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from loaderkit.arguments import kind_of, with_small_article
 from loaderkit.datasets.classes import private_names
 from loaderkit.datasets.column_names import distinct_names, join_path
 from loaderkit.datasets.containers import UnstorableValueError, stored_class_name
@@ -40,6 +39,7 @@ from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix
 from loaderkit.pyg import import_pyg, is_pyg_data
 from loaderkit.stand_ins import FORMATTED, stand_in_for
+from loaderkit.value_words import kind_of, with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -43,7 +43,6 @@ import numpy as np
 import torch
 import xxhash
 
-from loaderkit.arguments import with_small_article
 from loaderkit.datasets.function_source import (
     changes_in,
     globals_read_in,
@@ -63,6 +62,7 @@ from loaderkit.datasets.written import find_written
 from loaderkit.errors import DamagedCacheError
 from loaderkit.library_files import is_users_code, is_users_module, names_used_in
 from loaderkit.units import count_of
+from loaderkit.value_words import with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -11,7 +11,8 @@ import torch
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import check_names, suggest_keywords
+from loaderkit.arguments import check_names
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batch_joining import note_others, unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe

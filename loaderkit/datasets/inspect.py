@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.remote_manifest import load_remote_manifest
 from loaderkit.cache.store import Store
 from loaderkit.cache.unfinished import unfinished_files, unfinished_in_words
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.columns import dtype_in_words
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.page import field_sections, histogram_of

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import xxhash
 
-from loaderkit.arguments import (
-    check_function_of_samples,
-    check_names,
-    check_truth,
-    kind_of,
-    refuse_value,
-    suggest_name,
-)
+from loaderkit.arguments import check_names, check_truth, refuse_value
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.columns import column_names
@@ -28,6 +21,9 @@ from loaderkit.datasets.packing import PackOutcome, pack_source
 from loaderkit.datasets.pad_names import pad_value_of
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.errors import DatasetError, OptionError, StaleCacheError
+from loaderkit.function_arguments import check_function_of_samples
+from loaderkit.nearest_names import suggest_name
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     import os

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.arguments import refuse_value, suggest_name
+from loaderkit.arguments import refuse_value
 from loaderkit.datasets.structure import fields_of_variant, is_graph
 from loaderkit.errors import DatasetError
+from loaderkit.nearest_names import suggest_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

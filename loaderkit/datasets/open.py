@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from loaderkit.arguments import (
-    check_cache_path,
-    check_choice,
-    refuse_keyword,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_choice
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.store import Store
+from loaderkit.call_keywords import refuse_keyword, suggest_keywords
 from loaderkit.datasets.classes import ClassRegistry, check_classes
 from loaderkit.datasets.opened import OpenedCache
 from loaderkit.datasets.pad_names import check_names_in_cache
 from loaderkit.datasets.room import page_cache_bytes
 from loaderkit.datasets.safe import dataset_over
+from loaderkit.path_arguments import check_cache_path
 
 if TYPE_CHECKING:
     import os

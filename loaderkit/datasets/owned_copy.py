@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from loaderkit.arguments import suggest_keywords
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.containers import make_named_tuple, refilled
 from loaderkit.datasets.kinds import flatten_composite, unflatten_composite
 from loaderkit.errors import DatasetError

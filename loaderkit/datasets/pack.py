@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 
-from loaderkit.arguments import check_cache_path, check_order, suggest_keywords
 from loaderkit.cache.files import refuse_cut_url, url_meant_by
 from loaderkit.cache.remote import RemoteCache, locate_cache
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.block_readers import read_sample, seed_of
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.open import open_cache
@@ -16,6 +16,7 @@ from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError
 from loaderkit.fixes import Fix, Open, Pack, Setting
+from loaderkit.path_arguments import check_cache_path, check_order
 from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:

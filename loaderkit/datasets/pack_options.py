@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import (
-    check_choice,
-    check_integer,
-    check_truth,
-    show_value,
-)
+from loaderkit.arguments import check_choice, check_integer, check_truth
 from loaderkit.cache.hdf5 import filters
 from loaderkit.datasets.source_files import TrackFiles
 from loaderkit.errors import OptionError
 from loaderkit.units import size_in_bytes
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,6 @@ import queue
 from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import show_value
 from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.packing_failures import TaskFailure
 from loaderkit.datasets.packing_tasks import started_file
@@ -19,6 +18,7 @@ from loaderkit.datasets.sources import describe_rows
 from loaderkit.error_texts import error_in_words
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.spawning import GUARD_MAIN, why_no_new_process
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from loaderkit.arguments import suggest_name
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, DictJoin, Kind
 from loaderkit.datasets.padding import parts_with_keys, path_text
 from loaderkit.datasets.ragged import PADDED
 from loaderkit.datasets.structure import Leaf
 from loaderkit.errors import DatasetError
+from loaderkit.nearest_names import suggest_name
 from loaderkit.pyg import is_pyg_data
 
 if TYPE_CHECKING:

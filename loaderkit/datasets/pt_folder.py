@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import check_path, check_text, check_truth
+from loaderkit.arguments import check_text, check_truth
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.storage import is_url
 from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.habits import reader_of
+from loaderkit.path_arguments import check_path
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 from loaderkit.units import count_of
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 import torch
 
-from loaderkit.arguments import kind_of, show_value
 from loaderkit.errors import NoSuchRowError, OptionError
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

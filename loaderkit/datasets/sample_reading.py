@@ -9,7 +9,6 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import show_value, similar_name
 from loaderkit.datasets.cached_samples import CachedSamplesMixin
 from loaderkit.datasets.decode import decode
 from loaderkit.datasets.gathering import BatchGather, UnlikeShapesError, leaf_reader
@@ -21,7 +20,9 @@ from loaderkit.datasets.plain import decode_text
 from loaderkit.datasets.rows import normalize_index, normalize_indices
 from loaderkit.datasets.structure import KEY, KEY_COLUMN
 from loaderkit.errors import LoaderkitError, NoSuchKeyError, OptionError
+from loaderkit.nearest_names import similar_name
 from loaderkit.units import count_of
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

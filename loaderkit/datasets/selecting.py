@@ -14,18 +14,13 @@ import torch
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import (
-    check_function_of_samples,
-    check_integer,
-    check_truth,
-    kind_of,
-    refuse_value,
-    show_value,
-)
+from loaderkit.arguments import check_integer, check_truth, refuse_value
 from loaderkit.datasets.absent import refuse_options
 from loaderkit.datasets.rows import normalize_indices
 from loaderkit.errors import NoSuchKeyError, OptionError
+from loaderkit.function_arguments import check_function_of_samples
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

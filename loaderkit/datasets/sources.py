@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch.utils.data import IterableDataset
 
-from loaderkit.arguments import (
-    check_integer,
-    refusal_of_call,
-    show_value,
-    with_article,
-)
+from loaderkit.arguments import check_integer
 from loaderkit.datasets.compact_keys import compact_keys
 from loaderkit.datasets.compositions import has_keys, key_of
 from loaderkit.datasets.fingerprint import (
@@ -41,8 +36,10 @@ from loaderkit.datasets.state_hash import hash_state
 from loaderkit.datasets.streams import IterableSource, SpanSource, StreamSource
 from loaderkit.errors import DatasetError, OptionError
 from loaderkit.fixes import Fix, Pack, Setting
+from loaderkit.function_arguments import refusal_of_call
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.pyg import loaded_pyg
+from loaderkit.value_words import show_value, with_article
 
 if TYPE_CHECKING:
     from loaderkit.fixes import Part

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import kind_of
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.leaks.detector import LeakDetector, check_detector
 from loaderkit.loader.planned import PlannedLoader
 from loaderkit.loader.resumable import EpochBatches
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

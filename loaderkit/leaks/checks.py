@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import check_integer, suggest_keywords
+from loaderkit.arguments import check_integer
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import LeakError, NotJudgedWarning
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.detector import DetectorOfTest

@@ -9,16 +9,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import (
-    check_callable,
-    check_choice,
-    check_integer,
-    check_truth,
-    kind_of,
-    show_value,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_choice, check_integer, check_truth
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import LeakWarning, NotJudgedWarning, OptionError
+from loaderkit.function_arguments import check_callable
 from loaderkit.habits import ON_LEAK
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.epoch_functions import (
@@ -32,6 +26,7 @@ from loaderkit.memory.reading import present_device_of
 from loaderkit.notebook import card
 from loaderkit.operations import refuse_new_attributes
 from loaderkit.units import count_of, format_amount, format_bytes, size_in_bytes
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

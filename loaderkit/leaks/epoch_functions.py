@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from loaderkit.arguments import check_callable, check_takes_nothing, kind_of
 from loaderkit.errors import OptionError
+from loaderkit.function_arguments import check_callable, check_takes_nothing
+from loaderkit.value_words import kind_of
 
 LEAK_FREE = "@pytest.mark.leak_free"
 

@@ -521,7 +521,7 @@ def _read_settings(item: pytest.Item) -> _Settings:
 
 def _check_names_of_settings(unknown: set[str], ini_file: str) -> None:
     """Fail a test where the ini file has a setting of no such name."""
-    from loaderkit.arguments import nearest_name
+    from loaderkit.nearest_names import nearest_name
 
     if not unknown:
         return
@@ -564,7 +564,9 @@ def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     >>> _write_mark((), {"verbose": True})
     '@pytest.mark.leak_free'
     """
-    from loaderkit.arguments import nearest_name, rename_in_hint, show_value
+    from loaderkit.call_keywords import rename_in_hint
+    from loaderkit.nearest_names import nearest_name
+    from loaderkit.value_words import show_value
 
     settings: dict[str, str] = {}
     if len(args) == 1:

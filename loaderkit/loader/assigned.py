@@ -6,9 +6,9 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import show_value
 from loaderkit.errors import NotChangeableError
 from loaderkit.library_files import is_users_code
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from loaderkit.loader.loader_setup import LoaderSetup

@@ -12,13 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_convert
 
-from loaderkit.arguments import (
-    kind_of,
-    parse_arguments,
-    show_value,
-    suggest_keywords,
-)
 from loaderkit.cache.stored_arrays import measure_disk
+from loaderkit.call_keywords import parse_arguments, suggest_keywords
 from loaderkit.composed_joining import check_joined_alike
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.agreement import OrderAgreement
@@ -45,6 +40,7 @@ from loaderkit.loader.resumable import EpochBatches, Position
 from loaderkit.loader.samplers import largest_batch
 from loaderkit.loader.seeds import choose_seed
 from loaderkit.memory.page_locked import PageLockedMemory
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

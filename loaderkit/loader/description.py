@@ -22,7 +22,6 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from loaderkit.arguments import nearest_name, with_article
 from loaderkit.dataset_protocol import (
     ask_graph_fields,
     ask_sizes,
@@ -40,9 +39,11 @@ from loaderkit.loader.options import SIZES, START_METHOD_VARIABLE
 from loaderkit.loader.pipes import as_sent, is_pipe, shares_out, with_shuffle
 from loaderkit.loader.stateful import is_stateful
 from loaderkit.mistaken import mistaken_for_dataset
+from loaderkit.nearest_names import nearest_name
 from loaderkit.sample_sizes import SizesInMemory, lengths_in, lies_in_memory
 from loaderkit.sending import Obstacle, find_obstacle
 from loaderkit.units import count_of
+from loaderkit.value_words import with_article
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

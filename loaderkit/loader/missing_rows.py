@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from loaderkit.arguments import kind_of, show_value, with_small_article
 from loaderkit.dataset_protocol import as_cached
 from loaderkit.errors import LoaderError, LoaderkitError, OptionError
 from loaderkit.loader.sampler_protocol import inner_sampler, source_of
 from loaderkit.loader.stateful import length_of
 from loaderkit.loader.users_errors import error_about
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of, show_value, with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

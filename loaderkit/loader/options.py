@@ -13,19 +13,18 @@ import numpy as np
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
     TRUTHS,
-    check_callable,
     check_choice,
     check_integer,
     check_names,
     check_number,
     check_truth,
-    kind_of,
-    nearest_name,
-    show_value,
 )
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Setting
+from loaderkit.function_arguments import check_callable
+from loaderkit.nearest_names import nearest_name
 from loaderkit.units import size_in_bytes
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 from typing_extensions import TypeVar
 
 from loaderkit.answers import answer_wrong_calls, no_such_attribute
-from loaderkit.arguments import show_value
 from loaderkit.dataset_protocol import let_go_of_shards
 from loaderkit.errors import (
     LoaderError,
@@ -42,6 +41,7 @@ from loaderkit.loader.stateful import length_of
 from loaderkit.loader.worker_deaths import death_at_start, have_died
 from loaderkit.memory.host import read_host
 from loaderkit.operations import answer_operations
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

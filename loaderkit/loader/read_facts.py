@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import suggest_device
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.forking import ForkHazard, tells_of_forked_device
 from loaderkit.loader.facts import Facts
 from loaderkit.loader.probe import probe
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import read_capability
+from loaderkit.nearest_names import suggest_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

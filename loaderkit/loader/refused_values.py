@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from loaderkit.arguments import kind_of
 from loaderkit.pyg import is_pyg_data
 from loaderkit.stand_ins import stand_in_for
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loaderkit.arguments import kind_of
+from loaderkit.value_words import kind_of
 
 
 class Difference(NamedTuple):

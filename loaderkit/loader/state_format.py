@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from loaderkit.arguments import check_integer, kind_of
+from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
 from loaderkit.loader.delivery import Resumption, WorkerState
 from loaderkit.loader.resumable import Position, check_epoch
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of
 
 STATE_VERSION = 8
 """Of what ``state_dict`` gives."""

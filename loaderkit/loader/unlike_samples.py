@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from loaderkit.arguments import kind_of
 from loaderkit.loader.refused_values import find_refused_value
 from loaderkit.loader.sample_differences import difference_of
 from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none, find_only_none
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

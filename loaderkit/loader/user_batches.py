@@ -20,7 +20,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from loaderkit.arguments import kind_of
 from loaderkit.errors import LoaderError, OptionError
 from loaderkit.loader.missing_rows import RowChooser
 from loaderkit.loader.ranks import RankShare, count_groups
@@ -40,6 +39,7 @@ from loaderkit.loader.stateful import (
 )
 from loaderkit.randomness import Seeded, mix_seed
 from loaderkit.units import count_of
+from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,8 @@ from collections import UserDict, UserList, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaderkit.arguments import check_integer, refuse_value, suggest_keywords
+from loaderkit.arguments import check_integer, refuse_value
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.frames import local_ids, running_frames
 from loaderkit.memory.holder import Holder

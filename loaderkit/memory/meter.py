@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_callable, check_positive
+from loaderkit.arguments import check_positive
 from loaderkit.errors import OptionError
+from loaderkit.function_arguments import check_callable
 from loaderkit.memory.reading import MemorySample, present_device_of, quick_sample
 from loaderkit.memory.timeline_page import (
     few_readings_lead,

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_device, suggest_keywords
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Setting
 from loaderkit.habits import DEVICES
@@ -26,6 +26,7 @@ from loaderkit.memory.probes import (
     with_index,
 )
 from loaderkit.memory.tensors import TensorGroup, live_tensors
+from loaderkit.nearest_names import suggest_device
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.units import format_amount, format_bytes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.memory import process
 from loaderkit.memory.clibrary import c_library
 from loaderkit.memory.probes import (

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import check_text, suggest_keywords
+from loaderkit.arguments import check_text
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import OptionError
 from loaderkit.memory import process
 from loaderkit.memory.holders import holders_of

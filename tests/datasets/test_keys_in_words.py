@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import loaderkit
-from loaderkit.arguments import show_value
 from loaderkit.cli.main import main
 from loaderkit.datasets.fingerprint import fingerprint_of
 from loaderkit.datasets.key_index import first_doubled
 from loaderkit.datasets.key_texts import key_in_code, key_text
 from loaderkit.datasets.pack_options import PackOptions
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     import random

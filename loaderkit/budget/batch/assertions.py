@@ -7,18 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import (
-    check_number,
-    check_path,
-    check_text,
-    parse_arguments,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_number, check_text
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
 from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.train_step import device_spec
+from loaderkit.call_keywords import parse_arguments, suggest_keywords
 from loaderkit.errors import DoesNotFitError, OptionError
 from loaderkit.mistaken import mistaken_for_batch
+from loaderkit.path_arguments import check_path
 from loaderkit.units import format_bytes, size_in_bytes
 
 if TYPE_CHECKING:

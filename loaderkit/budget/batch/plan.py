@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import (
-    check_callable,
-    check_integer,
-    check_share,
-    parse_arguments,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_integer, check_share
 from loaderkit.budget.batch.cost_model import (
     BatchBudget,
     BatchCostModel,
@@ -49,8 +43,10 @@ from loaderkit.budget.step.train_step import (
     device_spec,
     dtype_of,
 )
+from loaderkit.call_keywords import parse_arguments, suggest_keywords
 from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.fixes import Setting
+from loaderkit.function_arguments import check_callable
 from loaderkit.memory.host import read_host
 from loaderkit.memory.probes import free_bytes
 from loaderkit.memory.reading import device_of

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from loaderkit.arguments import with_article
 from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
 from loaderkit.error_texts import error_in_words
@@ -23,6 +22,7 @@ from loaderkit.nests import flatten
 from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 from loaderkit.randomness import preserve_random_states
 from loaderkit.sample_sizes import lies_in_memory
+from loaderkit.value_words import with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import kind_of, show_value, suggest_keywords
 from loaderkit.budget.diagnosis.judge import (
     UNLIMITED,
     VERDICTS,
@@ -36,12 +35,14 @@ from loaderkit.budget.environment.allocator_settings import (
     DEFAULT_HIGH,
 )
 from loaderkit.budget.remedies import COSTS, Remedy, remedies_for
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.error_texts import text_of_error
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Either
 from loaderkit.notebook import HasCard, card, mood_of, repr_in_a_line
 from loaderkit.pages.document import HasPage, Listing, Page, Section
 from loaderkit.units import format_bytes
+from loaderkit.value_words import kind_of, show_value
 from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:

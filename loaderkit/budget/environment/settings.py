@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import (
-    check_positive,
-    check_truth,
-    refuse_value,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_positive, check_truth, refuse_value
 from loaderkit.budget.environment.allocator_settings import (
     HIGH,
     LOW,
@@ -33,6 +28,7 @@ from loaderkit.budget.environment.allocator_settings import (
     rank,
 )
 from loaderkit.budget.environment.process_settings import judge_process_settings
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import BudgetError, OptionError
 from loaderkit.library_files import installed_version
 from loaderkit.notebook import HasCard, repr_in_a_line

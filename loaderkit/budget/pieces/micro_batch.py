@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import (
-    check_callable,
-    check_integer,
-    check_truth,
-    refusal_of_call,
-    suggest_keywords,
-)
+from loaderkit.arguments import check_integer, check_truth
 from loaderkit.budget.cutting import (
     count_samples,
     cut,
@@ -57,8 +51,10 @@ from loaderkit.budget.pieces.step_state import (
 from loaderkit.budget.pieces.update import Update
 from loaderkit.budget.step.misplaced import Call, answer_misplaced, refuse_misplaced
 from loaderkit.budget.step.train_step import call_model, loss_of
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import BudgetError, OptionError
 from loaderkit.fixes import Setting
+from loaderkit.function_arguments import check_callable, refusal_of_call
 from loaderkit.memory.release import release
 from loaderkit.mistaken import mistaken_for_batch, mistaken_for_model
 from loaderkit.notebook import HasCard

@@ -6,20 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from loaderkit.arguments import (
-    check_callable,
-    check_choice,
-    check_integer,
-    check_positive,
-    check_truth,
-    show_value,
-)
+from loaderkit.arguments import check_choice, check_integer, check_positive, check_truth
 from loaderkit.budget.cutting import WEIGHTS
 from loaderkit.budget.step.train_step import check_loss, needs_closure
 from loaderkit.errors import BudgetError, OptionError, StepError
 from loaderkit.fixes import Setting
+from loaderkit.function_arguments import check_callable
 from loaderkit.mistaken import mistaken_for_model
 from loaderkit.units import count_of
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.arguments import suggest_keywords
 from loaderkit.budget.step.allocator import reserved_peak
 from loaderkit.budget.step.assumed_scalars import LEAST, Assumed
 from loaderkit.budget.step.extrapolate import (
@@ -56,6 +55,7 @@ from loaderkit.budget.step.train_step import (
     dtype_of,
 )
 from loaderkit.budget.step.unknown_values import track_other_answers
+from loaderkit.call_keywords import suggest_keywords
 from loaderkit.errors import OptionError, StepError
 from loaderkit.mistaken import (
     mistaken_for_batch,

@@ -18,11 +18,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import ParamSpec
 
-from loaderkit.arguments import show_value, with_small_article
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.pyg import is_pyg_data
 from loaderkit.units import parse_bytes
+from loaderkit.value_words import show_value, with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable

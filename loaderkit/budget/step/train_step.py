@@ -18,19 +18,15 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
-from loaderkit.arguments import (
-    check_callable,
-    kind_of,
-    show_value,
-    suggest_device,
-    with_small_article,
-)
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.budget.step.optimizer_copies import optimizer_like
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Setting
+from loaderkit.function_arguments import check_callable
+from loaderkit.nearest_names import suggest_device
 from loaderkit.nests import flatten_tensors
 from loaderkit.pyg import is_pyg_data
+from loaderkit.value_words import kind_of, show_value, with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
