@@ -25,6 +25,10 @@ from loaderkit.library_files import where_raised
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_ARGS = vars(BaseException)["args"]
+"""Reads and writes what Python takes as an error's ``args``: the user's class may have
+others of that name, which fail or cannot be set."""
+
 
 def error_about(
     message: str, error: Exception, fix: str, *, why: str | None = None
@@ -83,7 +87,8 @@ class ErrorContent:
                 Exception
             ):  # an unset slot, or a getter that raises
                 fields[name] = getattr(error, name)
-        return cls(type(error), error.args, fields, dict(vars(error)))
+        args = _ARGS.__get__(error)
+        return cls(type(error), args, fields, dict(vars(error)))
 
     def sendable(self) -> ErrorContent:
         """Leave out what cannot be pickled, so that the rest arrives."""
@@ -142,7 +147,7 @@ def _build_error(
             return combined
         advice = Fix.of(fix)
         vars(combined).update(what=message, why=why, fix=fix, advice=advice)
-        combined.args = content.args
+        _ARGS.__set__(combined, content.args)
 
     for name, value in content.fields.items():
         with contextlib.suppress(Exception):  # a field that cannot be written
@@ -172,7 +177,7 @@ def _init_error(
     error: Any, what: str = "", *, why: str = "", fix: str = "", message: str = ""
 ) -> None:
     vars(error).update(what=what or message, why=why, fix=fix, advice=Fix.of(fix))
-    error.args = (_message_of(error),)
+    _ARGS.__set__(error, (_message_of(error),))
 
 
 def loader_error_like(users: type[Exception]) -> type[LoaderError]:
@@ -203,8 +208,9 @@ def loader_error_like(users: type[Exception]) -> type[LoaderError]:
         "__repr__": _representation,
         "__reduce__": _reduce_loader_error,
         "users_type": users,
-        # The user's class may have properties of these names, or may refuse to set
-        # attributes.
+        # The user's class may have properties of these names, or may refuse to get or
+        # set attributes.
+        "__getattribute__": Exception.__getattribute__,
         "__setattr__": Exception.__setattr__,
         "what": "",
         "why": "",

@@ -480,8 +480,20 @@ def _error_and_causes(error: BaseException) -> Iterator[BaseException]:
         seen_ids.add(id(cause))
         yield cause
 
-        group_members = getattr(cause, "exceptions", ())
-        queue += [cause.__cause__, cause.__context__, *group_members]
+        queue += [cause.__cause__, cause.__context__, *_members_of_group(cause)]
+
+
+def _members_of_group(error: BaseException) -> list[BaseException]:
+    """List the errors of an ``ExceptionGroup``, or of what stands for one in 3.10.
+
+    Errors of other libraries have an attribute of that name too, and a class of the
+    user's may fail when it is asked for any.
+    """
+    try:
+        members = list(getattr(error, "exceptions", ()))
+    except Exception:  # noqa: BLE001 -- code of the user's class
+        return []
+    return [member for member in members if isinstance(member, BaseException)]
 
 
 def _was_in_optimizer_update(error: BaseException) -> bool:

@@ -56,6 +56,7 @@ from loaderkit.budget.step.train_step import (
 )
 from loaderkit.budget.step.unknown_values import track_other_answers
 from loaderkit.call_keywords import suggest_keywords
+from loaderkit.error_texts import text_of_error
 from loaderkit.errors import OptionError, StepError
 from loaderkit.mistaken import (
     mistaken_for_batch,
@@ -572,7 +573,7 @@ def _estimate_without_tracking(
     Raises:
         StepError: The step does not run, whatever its tensors are.
     """
-    first_line = next(iter(str(error).splitlines()), "")
+    first_line = next(iter(text_of_error(error).splitlines()), "")
     why = f"{type(error).__name__} while tracking: {first_line[:120]}"
     held = held_bytes([*model.parameters(), *model.buffers(), *flatten_tensors(batch)])
     points = _measure_points_if_cut(model, batch, step)

@@ -30,6 +30,7 @@ from loaderkit.budget.step.fake_tensors import (
 from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
 from loaderkit.budget.step.users_state import preserve_users_state
+from loaderkit.error_texts import error_in_words, text_of_error
 from loaderkit.errors import StepError
 from loaderkit.nests import map_tensors
 from loaderkit.randomness import preserve_random_states
@@ -86,7 +87,7 @@ def error_of_step(error: Exception) -> StepError:
     """
     if isinstance(error, StepError):
         return error
-    message = f"this step does not run: {type(error).__name__}: {error}"
+    message = f"this step does not run: {error_in_words(error)}"
     why = "the model, the batch and the loss do not go together; training would fail so"
     fix = "see that loss(model(batch)).backward() runs on one small batch"
     return StepError(message, why=why, fix=fix)
@@ -100,7 +101,7 @@ def refuses_types(error: Exception) -> bool:
     >>> refuses_types(RuntimeError("index out of range"))
     False
     """
-    text = str(error).lower()
+    text = text_of_error(error).lower()
     return isinstance(error, RuntimeError) and any(w in text for w in _WORDS_OF_TYPES)
 
 
@@ -108,7 +109,7 @@ def is_limit_of_fakes(error: Exception) -> bool:
     """Tell whether torch says that a tensor without memory cannot do something."""
     if isinstance(error, _LIMITS):
         return True
-    text = str(error).lower()
+    text = text_of_error(error).lower()
     return any(word in text for word in _WORDS_OF_LIMITS)
 
 
@@ -118,7 +119,7 @@ def is_refusal_of_subclass(error: Exception) -> bool:
     Where ``torch.Tensor`` itself makes it, as with torch's ``causal_lower_right``; it
     does so without a mode.
     """
-    return "creating a new tensor subclass" in str(error).lower()
+    return "creating a new tensor subclass" in text_of_error(error).lower()
 
 
 def find_error_without_memory(

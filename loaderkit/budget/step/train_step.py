@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.budget.step.optimizer_copies import optimizer_like
+from loaderkit.error_texts import error_in_words, text_of_error
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Setting
 from loaderkit.function_arguments import check_callable
@@ -229,7 +230,7 @@ def call_model(model: torch.nn.Module, batch: object, *, paired: bool) -> Any:
         try:
             return model(batch)  # forward(self, batch) takes the dict itself
         except TypeError as error:
-            why += f", and given the dict itself: {error}"
+            why += f", and given the dict itself: {text_of_error(error)}"
             raise StepError(message, why=why, fix=fix) from error
     if isinstance(batch, (tuple, list)):
         mismatch = _signature_mismatch(model, *batch)
@@ -532,7 +533,7 @@ def _new_optimizer(parameters: list[torch.nn.Parameter], optimizer: object) -> A
         except (TypeError, ValueError) as error:
             # Such as Muon, which takes matrices alone, or an argument that is missing.
             message = "optimizer cannot be made of the model's parameters: "
-            message += f"{type(error).__name__}: {error}"
+            message += error_in_words(error)
             why = "it is called with all of them that are trained, and nothing else"
             fix = "pass the optimizer itself, made as training makes it"
             raise StepError(message, why=why, fix=fix) from error
