@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import ParamSpec
 
+from loaderkit.budget.keywords import FitKeywords, PlanKeywords
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.pyg import is_pyg_data
@@ -87,9 +88,7 @@ _HOMES: dict[Role, tuple[str, ...]] = {
 """Where each belongs: a call has at most one of the names."""
 _NAMES_SHOWN = 4
 """Of a call's arguments, in a message."""
-_OPTIONS = frozenset(
-    {"loss", "optimizer", "autocast", "collate_fn", "epochs", "margin", "name", "rise"}
-)
+_OPTIONS = PlanKeywords.__optional_keys__ | FitKeywords.__optional_keys__
 """Of calls that take options by any name; what they lack, they refuse themselves."""
 _LEAST_LIMIT = 1 << 20
 """From here on a whole number is bytes, and below it samples; chosen: no batch has a
