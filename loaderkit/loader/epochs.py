@@ -22,6 +22,7 @@ from loaderkit.loader.sample_names import names_of
 from loaderkit.loader.worker_deaths import WorkerDeaths
 
 if TYPE_CHECKING:
+    from loaderkit.loader.lengths_told import LengthsTold
     from loaderkit.loader.loader_state import Progress, Standing
     from loaderkit.loader.plan import LoaderPlan
     from loaderkit.loader.resumable import Position
@@ -51,6 +52,10 @@ class IteratedLoader(Protocol):
 
     def __len__(self) -> int:
         """Count the batches of an epoch."""
+
+    @property
+    def lengths_told(self) -> LengthsTold:
+        """What ``len`` told of epochs."""
 
     def check_length(self, batches: int) -> None:
         """Warn if there are more batches than ``len`` said."""
@@ -141,6 +146,11 @@ class LoaderEpoch(Iterator[Any]):
         self._deaths = WorkerDeaths(
             torch_iterator, loader.dataset, loader.batches, progress, oom_kills
         )
+        if isinstance(loader.batches, EpochBatches):
+            # When a loop lets go of it: of the last epoch there is no other moment.
+            weakref.finalize(
+                self, _check_left, loader.batches, progress, loader.lengths_told
+            )
         if loader.num_workers:
             # As soon as it can tell of a death: workers are at work already.
             self._deaths.watch()
@@ -291,3 +301,33 @@ class LoaderEpoch(Iterator[Any]):
         # torch's iterator without workers has none to shut down.
         if hasattr(self._torch_iterator, "_shutdown_workers"):
             self._torch_iterator._shutdown_workers()
+
+
+def _check_left(batches: EpochBatches, progress: Progress, told: LengthsTold) -> None:
+    """Warn where an iteration was left behind as many batches as another epoch has.
+
+    Args:
+        batches: Those of the loader.
+        progress: How far the iteration came.
+        told: What ``len`` told of epochs.
+    """
+    if progress.has_stopped or told.has_warned or not progress.has_given:
+        return
+    start, position = progress.start, progress.standing.position
+    if position.ahead:
+        return  # given out of turn: who reads so does not count
+    # The dataset may have grown since, and then this tells what it has now.
+    epoch = batches.epoch_from(start)
+    length = len(epoch)
+    if not told.is_read_by_another(position.batches, start.epoch, length):
+        return
+    first_unread = position.batches - epoch.first_batch
+    told.warn_of_left_epoch(
+        position.batches,
+        start.epoch,
+        length,
+        int(epoch.bounds[-1] - epoch.bounds[first_unread]),
+        sizes_vary=batches.lengths_vary,
+        # weakref's own call of this is between it and the line that let go.
+        stacklevel=3,
+    )

@@ -107,6 +107,11 @@ class Progress:
         self.has_lost_worker = False
         """A worker could not begin: kept for later epochs, it would fail in each."""
 
+    @property
+    def has_given(self) -> bool:
+        """Whether the loop was given a batch."""
+        return self.standing.position != self.start
+
     def lose_worker(self) -> None:
         """Note that a worker could not begin."""
         self.has_lost_worker = True
@@ -165,6 +170,11 @@ class LoaderState:
     def is_in_epoch(self) -> bool:
         """Whether the next iteration begins in the middle of an epoch."""
         return self._position.is_in_epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """Number of the epoch that begins next, or in whose middle one does."""
+        return self._position.epoch
 
     @property
     def lost_kept_workers(self) -> bool:

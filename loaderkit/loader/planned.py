@@ -32,6 +32,7 @@ from loaderkit.loader.assigned import MAY_BE_ASSIGNED, check_assigned
 from loaderkit.loader.dataset_changes import assigned_values, differ
 from loaderkit.loader.epochs import LoaderEpoch, announce_downloads
 from loaderkit.loader.inner_loader import EpochSource, open_inner_iterator
+from loaderkit.loader.lengths_told import LengthsTold
 from loaderkit.loader.loader_state import LoaderState
 from loaderkit.loader.options import LoaderOptions
 from loaderkit.loader.resumable import EpochBatches
@@ -107,6 +108,7 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
         self._told_length: ToldLength | None = None
         # Batches of the epoch when somebody asked, since a state was loaded.
         self._length_asked: int | None = None
+        self.lengths_told = LengthsTold()
         self._warned_of_seeds = False
         # Something was assigned since the kept workers were started.
         self._has_changed = False
@@ -280,8 +282,10 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
         batches = self._setup.batches
         if isinstance(batches, EpochBatches):
             # Not len(batches), which follows whoever loops over loader.batch_sampler.
-            self._length_asked = max(len(batches.current()), self._length_of_running())
-            return self._length_asked
+            length = max(len(batches.current()), self._length_of_running())
+            self.lengths_told.tell(length, self._epoch_asked_for())
+            self._length_asked = length
+            return length
         if batches is not None:
             return len(batches)
         rule = self._setup.iterable
@@ -304,6 +308,15 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
         is_over = running.progress.standing.position.batches >= length
         return 0 if is_over else length
 
+    def _epoch_asked_for(self) -> int | None:
+        """Tell of which epoch a length is asked; None once one has begun.
+
+        Lightning asks in each epoch, behind ``iter(loader)``, and counts by the first.
+        """
+        running = self._running_epoch()
+        is_reading = running is not None and self._state.is_reading(running.progress)
+        return None if is_reading else self._state.next_epoch
+
     def check_length(self, batches: int) -> None:
         """Warn where an iterable dataset gives more than ``len(loader)`` said."""
         if self._told_length is not None:
@@ -323,6 +336,7 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
             return
         length = len(batches.current())
         if length > asked:
+            self.lengths_told.has_warned = True
             message = f"len(loader) was {asked:,} before this state was loaded, and is "
             message += f"{length:,} now: who counts batches by the first, as Lightning "
             message += "does, leaves out the last ones of this epoch. Lightning: "

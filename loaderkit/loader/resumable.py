@@ -24,6 +24,7 @@ from loaderkit.arguments import check_integer
 from loaderkit.errors import LoaderError
 from loaderkit.loader.description import sizes_of
 from loaderkit.loader.digests import digest_of_plain
+from loaderkit.loader.lengths_told import LengthsTold
 from loaderkit.loader.samplers import (
     BatchRule,
     Epoch,
@@ -219,17 +220,47 @@ class EpochBatches(Sampler[list[int]]):
         self._bounds: Ints | None = None
         self._facts: dict[str, Any] | None = None
         self._followers: list[EpochBatches] = []
+        self._lengths_told = LengthsTold()
 
     def __len__(self) -> int:
         self.follow_dataset()
-        return len(self.epoch_from(self._passes.upcoming()))
+        upcoming = self._passes.upcoming()
+        length = len(self.epoch_from(upcoming))
+        self._lengths_told.tell(length, upcoming.epoch)
+        return length
 
     def __iter__(self) -> Iterator[list[int]]:
         self.follow_dataset()
         # The numbers in ``ahead`` are those of one rank's batches, and this object may
         # give the batches of all ranks.
         here = replace(self._passes.begin(), ahead=frozenset())
+        self._check_lengths_told(here)
         yield from self.batches_of(here)
+
+    def _check_lengths_told(self, start: Position) -> None:
+        """Warn where this pass is longer than was told, and nobody has asked anew.
+
+        Workers ask for rows ahead of the loop, so where it ends is not seen here, as it
+        is in a loader.
+        """
+        told = self._lengths_told
+        if told.has_warned or not self.lengths_vary:
+            return
+        length = len(self.epoch_from(start))
+        longest_told = told.longest_below(length)
+        if longest_told is not None:
+            told.warn_of_longer_epoch(
+                start.epoch,
+                length,
+                longest_told,
+                sizes_vary=self.lengths_vary,
+                stacklevel=3,
+            )
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether epochs of the same samples may have unlike numbers of batches."""
+        return bool(self.rule.limits) and self.rule.shuffle in {True, "block"}
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that comes next, as for torch's DistributedSampler."""
