@@ -19,7 +19,8 @@ dies), ``unlike_samples`` (why samples were not joined: ``sample_differences``,
 What else there is, by what you look for: ``options`` and ``keywords`` (what can be
 asked for); ``probe``, ``forecast``, ``reading`` and ``downloads`` (what a plan is made
 from); ``iterables``, ``user_batches`` and ``limits`` (streams, samplers of the user's,
-and sizes that bound a batch); ``lengths_told`` (loops that count by another epoch); ``stateful``, ``digests``, ``seeds`` and
+and sizes that bound a batch); ``lengths_told`` (loops that count the batches of another
+epoch); ``stateful``, ``digests``, ``seeds`` and
 ``sampler_epochs`` (what a state counts on); ``collating``,
 ``pipes`` and ``page_locking`` (what is done with a batch); ``failures``,
 ``sample_names`` and ``missing_rows`` (errors, and the names in them);

@@ -102,7 +102,9 @@ class LengthsTold:
             stacklevel: As for ``warnings.warn``, counted from the caller of this.
         """
         self.has_warned = True
-        text = f"epoch {epoch:,} has {count_of(length, 'batches')}, and the last length "
+        text = (
+            f"epoch {epoch:,} has {count_of(length, 'batches')}, and the last length "
+        )
         text += f"that was asked for was {told:,}: who reads as many, as Hugging "
         text += f"Face's Trainer does, leaves the last {length - told:,} unread. "
         text += _reason_and_fix(sizes_vary=sizes_vary)
