@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import operator
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Setting
 from loaderkit.value_words import show_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def refuse_value(name: str, value: object, wanted: str, example: object) -> OptionError:
@@ -181,6 +185,54 @@ TRUTHS = {
     **dict.fromkeys(("false", "no", "off", "0", "n", "f"), False),
 }
 """What words are read as, in small letters."""
+
+
+def check_variable(
+    name: str,
+    text: str,
+    parse: Callable[[str], object],
+    check: Callable[[str, object], Any],
+) -> Any:
+    """Read a variable of the environment.
+
+    Args:
+        name: Its name.
+        text: What it is set to.
+        parse: Makes a value of it, in small letters and without blanks around; a
+            ``KeyError`` or ``ValueError`` says that it is none.
+        check: Takes the name and the value, and gives the value or refuses it.
+
+    Returns:
+        The value.
+
+    Raises:
+        OptionError: It reads as no value, or as one that is refused.
+
+    >>> check_variable("DEPTH", " 3", int, check_integer)
+    3
+    """
+    value: object = text
+    with contextlib.suppress(KeyError, ValueError):
+        value = parse(text.strip().lower())
+    try:
+        return check(name, value)
+    except OptionError as refused:
+        # Every variable is a text, and whoever sets it writes no quotes.
+        why = "it does not read as one" if isinstance(value, str) else refused.why
+        fix = str(refused.fix).replace("'", "")
+        raise OptionError(refused.what, why=why, fix=fix) from None
+
+
+def read_truth(text: str) -> bool:
+    """Read a word for true or false, in small letters.
+
+    Raises:
+        KeyError: It is none.
+
+    >>> read_truth("off")
+    False
+    """
+    return TRUTHS[text]
 
 
 def truth_meant(value: object) -> bool | None:

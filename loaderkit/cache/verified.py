@@ -8,6 +8,8 @@ size, or no file at all: then shards are hashed once more, and nothing else happ
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import stat
 import time
@@ -19,6 +21,8 @@ from loaderkit.errors import DamagedCacheError
 
 if TYPE_CHECKING:
     from loaderkit.cache.files import FileIdentity
+
+_LOG = logging.getLogger("loaderkit")
 
 _FOLDER, _RECORD = "loaderkit", "verified.txt"
 _MAX_BYTES = 8 << 20
@@ -115,15 +119,28 @@ class VerifiedFiles:
 
 def user_cache_folder() -> Path | None:
     """Say where loaderkit's files lie among the user's caches; None without a home."""
-    if os.name == "nt":
-        base = os.environ.get("LOCALAPPDATA", "")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "")
+    variable = "LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME"
+    base = os.environ.get(variable, "")
+    if base and not Path(base).is_absolute():
+        # The XDG specification asks to ignore such a path: each folder in which a
+        # program is started would get caches of its own.
+        _warn_of_relative_path(variable, base)
+        base = ""
     try:
         folder = Path(base) if base else Path.home() / ".cache"
     except RuntimeError:  # no home is known
         return None
     return folder / _FOLDER
+
+
+@functools.cache
+def _warn_of_relative_path(variable: str, path: str) -> None:
+    """Say once in a process that a variable is ignored."""
+    _LOG.warning(
+        "%s=%s is ignored: it is no absolute path; unset it, or set it to one",
+        variable,
+        path,
+    )
 
 
 def record_path() -> Path | None:

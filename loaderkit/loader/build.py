@@ -39,6 +39,7 @@ from loaderkit.loader.reading import forecast_reading
 from loaderkit.loader.resumable import EpochBatches, Position
 from loaderkit.loader.samplers import largest_batch
 from loaderkit.loader.seeds import choose_seed
+from loaderkit.memory.host import check_host_variables
 from loaderkit.memory.page_locked import PageLockedMemory
 from loaderkit.value_words import kind_of, show_value
 
@@ -85,6 +86,7 @@ def build_loader(
     asked = parse_arguments(LoaderOptions, options, build_loader)
     _check_device_argument(device, dataset)
     check_variables(os.environ)
+    check_host_variables(os.environ)
     admitted = admit_dataset(dataset, asked)
     ranks = read_ranks(asked.rank, asked.world_size, os.environ)
     seed = choose_seed(asked, ranks)

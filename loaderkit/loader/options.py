@@ -12,12 +12,13 @@ import numpy as np
 
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import (
-    TRUTHS,
     check_choice,
     check_integer,
     check_names,
     check_number,
     check_truth,
+    check_variable,
+    read_truth,
 )
 from loaderkit.errors import OptionError
 from loaderkit.fixes import Setting
@@ -45,9 +46,12 @@ _START_METHODS = ("fork", "spawn", "forkserver")
 _DEFAULT_BUCKETS = 8
 """Chosen: few enough shapes for what compiles a kernel for each, and with lengths that
 spread evenly an eighth of the range is the most that a sample is padded by."""
-_MOST_RANKS = 2**20
+MOST_RANKS = 2**20
 """More than any cluster has.  An epoch repeats samples until each rank has one, so that
 a mistyped number would fill the memory."""
+_LONGEST_TIMEOUT_S = 2_147_483
+"""24 days: ``poll`` of the kernel, by which torch waits for a worker, takes 2**31 - 1
+milliseconds, and torch ends with an ``OverflowError`` from there on."""
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 """The range of ``torch.manual_seed``."""
 
@@ -362,8 +366,13 @@ def _check_size_name(name: str, value: object) -> str:
     return str(check_choice(name, value, SIZES))
 
 
-def _at_least(least: int) -> Check:
-    return lambda name, value: check_integer(name, value, least=least)
+def _integer_from(least: int) -> Check:
+    """Take an integer from a smallest one; above ``sys.maxsize`` all are alike.
+
+    What so many workers or batches take is calculated with floats, which end earlier
+    than integers do.
+    """
+    return lambda name, value: min(check_integer(name, value, least=least), sys.maxsize)
 
 
 def _integer_within(least: int, most: int) -> Check:
@@ -409,7 +418,8 @@ def _check_amount(name: str, value: object) -> int:
     More than ``sys.maxsize`` no dataset has.  Numbers above it fit neither int64 nor
     ``islice``, and ask for the same batch.
     """
-    return min(check_integer(name, value, least=1), sys.maxsize)
+    amount: int = _integer_from(1)(name, value)
+    return amount
 
 
 def _check_bytes(name: str, value: object) -> int:
@@ -429,6 +439,11 @@ def _check_seed(name: str, value: object) -> int:
 
 def _check_timeout(name: str, value: object) -> float:
     seconds = check_number(name, value, least=0)
+    if seconds > _LONGEST_TIMEOUT_S:
+        message = f"{name} must be at most {_LONGEST_TIMEOUT_S:,} s, got "
+        message += f"{show_value(value)}."
+        why = "the system waits for no longer; without a timeout it does"
+        raise OptionError(message, why=why, fix=Setting(name, 0))
     # torch says in its error what it was given: 5 seconds, not 5.0.
     return int(seconds) if seconds.is_integer() else seconds
 
@@ -441,13 +456,13 @@ def _check_start_method(name: str, value: object) -> str:
 
 
 _CHECKS: Mapping[str, Check] = {
-    "num_workers": _at_least(0),
+    "num_workers": _integer_from(0),
     "pin_memory": check_truth,
     "persistent_workers": check_truth,
-    "prefetch_factor": _at_least(1),
+    "prefetch_factor": _integer_from(1),
     "multiprocessing_context": _check_start_method,
     "in_order": check_truth,
-    "read_ahead": _at_least(0),
+    "read_ahead": _integer_from(0),
     "batch_size": _check_batch_size,
     **{f"max_{name}": _check_amount for name in SIZES},
     "max_bytes": _check_bytes,
@@ -457,8 +472,8 @@ _CHECKS: Mapping[str, Check] = {
     "shuffle": _one_of(True, False, "block", "batches"),
     "seed": _check_seed,
     "drop_last": check_truth,
-    "world_size": _integer_within(1, _MOST_RANKS),
-    "rank": _at_least(0),
+    "world_size": _integer_within(1, MOST_RANKS),
+    "rank": _integer_from(0),
     "timeout": _check_timeout,
     "collate_fn": _callable_like("lambda samples: samples", "samples"),
     "batch_transform": _callable_like("lambda batch: batch", "batch"),
@@ -477,7 +492,7 @@ _PREFIX = "LOADERKIT_"
 _VARIABLES: Mapping[str, Check] = {
     f"{_PREFIX}{field_.name.upper()}": _CHECKS[field_.name]
     for field_ in fields(SettingOverrides)
-} | {f"{_PREFIX}MAX_WORKERS": _at_least(0)}
+} | {f"{_PREFIX}MAX_WORKERS": _integer_from(0)}
 """How the value of each variable of the environment is checked."""
 START_METHOD_VARIABLE = f"{_PREFIX}MULTIPROCESSING_CONTEXT"
 """The one that says how workers start."""
@@ -534,20 +549,10 @@ def parse_variable(name: str, text: str) -> Any:
     Raises:
         OptionError: It is none of these.
     """
-    word = text.strip().lower()
     check = _VARIABLES[name]
-    value: Any = word
+    parse: Callable[[str], object] = int
     if check is check_truth:
-        value = TRUTHS.get(word, text)
-    elif check is not _check_start_method:
-        try:
-            value = int(word)
-        except ValueError:
-            value = text
-    try:
-        return check(name, value)
-    except OptionError as refused:
-        # Every variable is a text, and whoever sets it writes no quotes.
-        why = "it does not read as one" if isinstance(value, str) else refused.why
-        fix = str(refused.fix).replace("'", "")
-        raise OptionError(refused.what, why=why, fix=fix) from None
+        parse = read_truth
+    elif check is _check_start_method:
+        parse = {method: method for method in _START_METHODS}.__getitem__
+    return check_variable(name, text, parse, check)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from loaderkit.errors import LoaderError
+from loaderkit.loader.options import MOST_RANKS
 from loaderkit.units import count_of
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -196,10 +198,12 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
             continue
 
         rank, size = _number_in(rank_text), _number_in(size_text)
-        if rank is None or size is None or not 0 <= rank < size:
-            message = f"{names.rank} and {names.world_size} are {rank_text!r} and "
-            message += f"{size_text!r}."
+        if rank is None or size is None or not 0 <= rank < size <= MOST_RANKS:
+            message = f"{names.rank} and {names.world_size} are "
+            message += f"{show_value(rank_text)} and {show_value(size_text)}."
             why = "a rank is from 0 to the number of processes less one"
+            if size is None or size > MOST_RANKS:
+                why = f"the number of processes is one from 1 to {MOST_RANKS:,}"
             fix = f"unset {names.rank}, or rank=0, world_size=1"
             raise LoaderError(message, why=why, fix=fix)
 
@@ -227,9 +231,10 @@ def _check_no_half_is_told(environment: Mapping[str, str]) -> None:
             raise _told_by_half(names.rank, names.world_size, environment)
         size_text = environment.get(names.world_size)
         # A size of 1 says as much as none.
-        if size_text and _number_in(size_text) != 1:
-            if names.launcher == "srun":
-                raise _not_started_by_srun(_number_in(size_text) or 0)
+        size = _number_in(size_text or "1")
+        if size != 1:
+            if names.launcher == "srun" and size is not None and 1 < size <= MOST_RANKS:
+                raise _not_started_by_srun(size)
             raise _told_by_half(names.world_size, names.rank, environment)
     # Before torchrun, scripts took -1 for "not distributed".
     numbers_of_one = {
@@ -246,7 +251,7 @@ def _told_by_half(
     name: str, missing: str, environment: Mapping[str, str]
 ) -> LoaderError:
     are = "are" if " and " in missing else "is"
-    message = f"{name} is {environment[name]!r}, and {missing} {are} not set."
+    message = f"{name} is {show_value(environment[name])}, and {missing} {are} not set."
     why = "this seems to be one process of several, and which part of the data it "
     why += "reads is not known; each would read all of it"
     fix = "build_loader() after init_process_group, under Lightning in "
@@ -262,7 +267,8 @@ def _probable_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
     def first_number(names: Iterable[str], least: int) -> int | None:
         numbers = (_number_in(environment.get(name, "")) for name in names)
         known = (number for number in numbers if number is not None)
-        return next((number for number in known if number >= least), None)
+        likely = (number for number in known if least <= number <= MOST_RANKS)
+        return next(likely, None)
 
     rank = first_number((names.rank for names in _LAUNCHERS), 0)
     if rank is None and not first_number(_NODE_RANKS, 0):

@@ -15,15 +15,68 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
+from loaderkit.arguments import check_integer, check_variable
+from loaderkit.errors import OptionError
 from loaderkit.memory.machine import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from loaderkit.memory.machine import CpuLimit, MemoryLimit
 
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
+
+
+class _CountVariable(NamedTuple):
+    """A variable by which a launcher says how much of the machine is ours."""
+
+    least: int
+    """The smallest number that means something."""
+    meaning: str
+    """What it counts."""
+
+
+_COUNTS = {
+    "SLURM_CPUS_PER_TASK": _CountVariable(1, "processors that are ours"),
+    # Before torchrun, scripts took 0 and -1 for "not distributed".
+    "LOCAL_WORLD_SIZE": _CountVariable(-1, "processes of a training run here"),
+}
+_HIGHEST_COUNT = 1 << 20
+"""More than any machine has of either."""
+
+
+def check_host_variables(environment: Mapping[str, str]) -> None:
+    """Refuse variables of launchers that ought to say how much of the machine is ours.
+
+    ``read_host`` goes without them, since it is also called to explain why a process
+    ended.
+
+    Args:
+        environment: Variables of the environment, by name.
+
+    Raises:
+        OptionError: The value of one is no count.
+    """
+    for name, count in _COUNTS.items():
+        if not environment.get(name):
+            continue
+        try:
+            _read_count(name, environment[name])
+        except OptionError as refused:
+            why = f"{refused.why}, and it counts {count.meaning}"
+            fix = f"unset {name}, or {refused.fix}"
+            raise OptionError(refused.what, why=why, fix=fix) from None
+
+
+def _read_count(name: str, text: str) -> int:
+    least = _COUNTS[name].least
+
+    def check(name: str, value: object) -> int:
+        return check_integer(name, value, least=least, most=_HIGHEST_COUNT)
+
+    number: int = check_variable(name, text, int, check)
+    return number
 
 
 def signal_name(number: int) -> str:
@@ -67,7 +120,7 @@ def read_host(root: str | os.PathLike[str] = "/") -> Host:
         files=_file_limit(),
         files_open=_count_open_files(),
         mappings=_read_number(top / "proc/sys/vm/max_map_count"),
-        local_ranks=max(1, _environment_number("LOCAL_WORLD_SIZE") or 1),
+        local_ranks=max(1, _environment_count("LOCAL_WORLD_SIZE") or 1),
     )
 
 
@@ -138,7 +191,7 @@ def _usable_cpus(groups: list[Path]) -> tuple[int, CpuLimit]:
     limits.append((float(os.cpu_count() or 1), "the machine"))
     if hasattr(os, "sched_getaffinity"):
         limits.append((float(len(os.sched_getaffinity(0))), "affinity"))
-    slurm_cpus = _environment_number("SLURM_CPUS_PER_TASK")
+    slurm_cpus = _environment_count("SLURM_CPUS_PER_TASK")
     if slurm_cpus:
         limits.append((float(slurm_cpus), "SLURM"))
     for group in groups:
@@ -266,9 +319,12 @@ def _count_open_files() -> int:
     return int(process.num_fds()) if hasattr(process, "num_fds") else 0
 
 
-def _environment_number(name: str) -> int | None:
-    value = os.environ.get(name, "")
-    return int(value) if value.isdigit() else None
+def _environment_count(name: str) -> int | None:
+    """Read a variable; None where it is not set, or says what it cannot."""
+    try:
+        return _read_count(name, os.environ.get(name, ""))
+    except OptionError:
+        return None
 
 
 def _read_number(file: Path) -> int | None:

@@ -8,7 +8,7 @@ from models import Attention
 from torch import nn
 
 from loaderkit import assert_fits, estimate_step
-from loaderkit.errors import DoesNotFitError
+from loaderkit.errors import DoesNotFitError, OptionError
 
 X = torch.zeros(16, 40, 7)
 
@@ -39,6 +39,15 @@ def test_a_peak_that_rises_over_its_snapshot_fails(tmp_path, monkeypatch):
 
     monkeypatch.setenv("LOADERKIT_UPDATE_SNAPSHOTS", "1")
     assert_fits(Attention(layers=3), X, snapshot=file)
+    # Others grew: what says no, or nothing that can be read, accepts no peak.
+    for text in ("0", "no", "False", "OFF"):
+        monkeypatch.setenv("LOADERKIT_UPDATE_SNAPSHOTS", text)
+        with pytest.raises(DoesNotFitError, match="rose by"):
+            assert_fits(Attention(layers=5), X, snapshot=file)
+    for text in ("2", "maybe", " ", "²"):
+        monkeypatch.setenv("LOADERKIT_UPDATE_SNAPSHOTS", text)
+        with pytest.raises(OptionError, match="LOADERKIT_UPDATE_SNAPSHOTS must be"):
+            assert_fits(Attention(layers=5), X, snapshot=file)
     monkeypatch.delenv("LOADERKIT_UPDATE_SNAPSHOTS")
     peaks = json.loads(file.read_text())
     peak = estimate_step(Attention(layers=3), X).peak

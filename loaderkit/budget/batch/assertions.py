@@ -7,7 +7,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.arguments import check_number, check_text
+from loaderkit.arguments import (
+    check_number,
+    check_text,
+    check_truth,
+    check_variable,
+    read_truth,
+)
 from loaderkit.budget.step.estimate import StepEstimate, estimate_step
 from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.train_step import device_spec
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.devices import DeviceSpec
 
 UPDATE = "LOADERKIT_UPDATE_SNAPSHOTS"
-"""Environment variable: when set, snapshots are written anew instead of compared."""
+"""Environment variable: when true, snapshots are written anew instead of compared."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,8 @@ def _check_snapshot(
     """Fail if a peak rose over the one in the file; write it where there is none."""
     snapshots = json.loads(file.read_text()) if file.exists() else {}
     before = snapshots.get(name)
-    if before is None or os.environ.get(UPDATE):
+    accepts_peaks = _is_to_be_written()
+    if before is None or accepts_peaks:
         snapshots[name] = {
             "peak": step_estimate.peak,
             "phase": step_estimate.phase,
@@ -165,6 +172,16 @@ def _check_snapshot(
         f"the peak is in {step_estimate.phase}"
     )
     raise DoesNotFitError(message, why=why, fix=f"{UPDATE}=1 pytest, if that is meant")
+
+
+def _is_to_be_written() -> bool:
+    """Tell whether the environment says that new peaks are accepted.
+
+    Raises:
+        OptionError: It says something else than true or false.
+    """
+    text = os.environ.get(UPDATE, "")
+    return bool(text and check_variable(UPDATE, text, read_truth, check_truth))
 
 
 def _write_sorted(snapshots: dict[str, Any], file: Path) -> None:
