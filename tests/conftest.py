@@ -11,10 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+# Before torch is imported.  With several threads in each process of pytest-xdist, or
+# beside other jobs, threads wait for each other and use a processor meanwhile: tests of
+# budget took 4 times as much CPU.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
-from case_shares import checksum_of, choose_cases
+from case_shares import choose_cases
 from huge_pages import collapse_pages
 from hypothesis import HealthCheck, settings
+from quick_run import MOST_CPU_S, MOST_LAW_CPU_S, read_cpu_s, tell_what_is_not_quick
 
 # Importing all tests makes 1.3 million objects, and nearly all of them stay: without
 # looks at them in between it takes 11 s of CPU in each process of xdist instead of 15.
@@ -183,14 +189,21 @@ ENOUGH_BYTES = 4 << 30
 were seen to fill 60 MB."""
 
 
+def is_quick(config):
+    """Whether this is the quick run, as people write it."""
+    return config.option.markexpr == "not slow"
+
+
 def pytest_configure(config):
     """Put the folders of tests into memory, where that is asked for and there is room.
+
+    A quick run asks for it too.
 
     On a disk a pack of five samples takes 40 ms, two thirds of which it waits for
     fsync, and in memory 15.
     """
     if (
-        config.getoption("in_memory")
+        (config.getoption("in_memory") or is_quick(config))
         and MEMORY_FOLDER.is_dir()
         and shutil.disk_usage(MEMORY_FOLDER).free > ENOUGH_BYTES
     ):
@@ -198,8 +211,9 @@ def pytest_configure(config):
 
 
 SHARE_OF_CASES = 4
-"""Of a law's many cases one in so many is quick; of long cases one in so many runs, or
-more where not every row of a product of lists would be among them."""
+"""Of a law's many cases one in so many is quick, unless the mark gives a number; of
+long cases one in so many runs, or more where not every row of a product of lists would
+be among them."""
 
 
 def pytest_addoption(parser):
@@ -221,18 +235,36 @@ def every_case(request):
     return request.config.getoption("every_case")
 
 
-def leave_out_long_cases(config, items):
-    """Take a share of the long cases of each law; pytest counts the others."""
+def laws_marked(mark, items):
+    """Gather the cases of each law that has a mark."""
     laws = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("long_cases"):
+        if item.get_closest_marker(mark):
             laws[item.path, item.originalname].append(item)
+    return laws.values()
+
+
+def leave_out_long_cases(config, items):
+    """Take a share of the long cases of each law; pytest counts the others."""
     left_out = set()
-    for cases in laws.values():
-        left_out.update(set(cases) - set(choose_cases(cases, SHARE_OF_CASES)))
+    for cases in laws_marked("long_cases", items):
+        count = -(-len(cases) // SHARE_OF_CASES)
+        left_out.update(set(cases) - set(choose_cases(cases, count)))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def mark_all_but_quick_cases(items):
+    """Have so many cases of each law in a quick run as its mark says, or a quarter."""
+    for cases in laws_marked("many_cases", items):
+        mark = cases[0].get_closest_marker("many_cases")
+        count = mark.kwargs.get("quick", -(-len(cases) // SHARE_OF_CASES))
+        # Each row of each list is in one of the first, as far as the number goes.
+        quick = set(choose_cases(cases, count)[:count])
+        for case in cases:
+            if case not in quick:
+                case.add_marker(pytest.mark.slow)
 
 
 # before pytest leaves out what -m does not choose
@@ -243,10 +275,7 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         process_count = config.workerinput["workercount"]
         items[:] = begin_shares_with_long_tests(items, process_count)
-    for item in items:
-        is_of_many = item.get_closest_marker("many_cases")
-        if is_of_many and checksum_of(item) % SHARE_OF_CASES:
-            item.add_marker(pytest.mark.slow)
+    mark_all_but_quick_cases(items)
     addressed = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if addressed:
         # Processes of xdist that disagree on a name run nothing.
@@ -262,3 +291,42 @@ def pytest_collection_modifyitems(config, items):
             if not CAPABILITIES[capability]():
                 reason = f"this machine lacks {capability}"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Note what a test uses of processors; it travels with the test's report."""
+    before_s, modules_before = read_cpu_s(), len(sys.modules)
+    try:
+        return (yield)
+    finally:
+        # Whoever imports a library first pays for all that use it after.
+        if len(sys.modules) - modules_before < MANY_MODULES:
+            item.user_properties.append(("cpu_s", read_cpu_s() - before_s))
+
+
+MANY_MODULES = 20
+"""Modules that a test imports for the next ones too.  Chosen: a library has hundreds,
+and a test of its own modules imports a few."""
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Tell which tests of a quick run take too long, and what to do."""
+    if not is_quick(config):
+        return
+    reports = terminalreporter.stats.get("passed", ())
+    cpu_s = {
+        report.nodeid: seconds
+        for report in reports
+        for name, seconds in report.user_properties
+        if name == "cpu_s"
+    }
+    lines = tell_what_is_not_quick(cpu_s)
+    if lines:
+        terminalreporter.section("not quick, by time of processors")
+        for line in lines:
+            terminalreporter.line(line)
+        terminalreporter.line(
+            f"On an idle machine a quick test takes {MOST_CPU_S} s and the quick cases "
+            f"of a law {MOST_LAW_CPU_S} s: mark it slow, or many_cases(quick=NUMBER)"
+        )

@@ -27,11 +27,11 @@ def rows_of(case):
     return {tuple((name, id(params[name])) for name in names) for names in lists}
 
 
-def choose_cases(cases, share):
-    """Choose one in so many of a law's cases.
+def choose_cases(cases, count):
+    """Choose some of a law's cases: a number, or more.
 
     Of a product of lists each row of each list is in one case at least, as in a Latin
-    square; of a single list it is the share alone.
+    square, and these cases come first; of a single list it is the number alone.
     """
     cases = sorted(cases, key=checksum_of)
     rows = {case: rows_of(case) for case in cases}
@@ -44,4 +44,4 @@ def choose_cases(cases, share):
         chosen.append(case)
         unseen -= rows[case]
     others = [case for case in cases if case not in chosen]
-    return chosen + others[: max(-(-len(cases) // share) - len(chosen), 0)]
+    return chosen + others[: max(count - len(chosen), 0)]
