@@ -18,7 +18,7 @@ import json
 import logging
 import shutil
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import filelock
 import xxhash
@@ -44,7 +44,6 @@ from loaderkit.cache.build_notes import (
 from loaderkit.cache.durable import (
     is_folder,
     link_or_copy,
-    publish,
     remove,
     sync_folder,
     write_all,
@@ -81,7 +80,7 @@ from loaderkit.errors import CacheError, CacheVersionError, DamagedCacheError
 from loaderkit.units import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaderkit.cache.columns import ShardBuffer
@@ -91,6 +90,17 @@ _VALUES = "values"
 """Name of what the file of a plan has besides the plan."""
 _MOST_VALUES_NAMED = 8
 """In a message of one line: chosen."""
+_ADOPTED_AT_ONCE = 1024
+"""Notes that wait for the disk together; chosen: 10,000 links wait ten times."""
+
+
+class ShardElsewhere(NamedTuple):
+    """A shard of another cache."""
+
+    shard: Shard
+    """Its description there."""
+    folder: Path
+    """The folder of its cache."""
 
 
 @dataclass(frozen=True)
@@ -274,52 +284,85 @@ class Build:
         self.shards.add(shard)
         return shard
 
-    def adopt(self, shard: Shard, folder: Path) -> Shard:
-        """Take a shard of another cache for the next one of this, as it is.
+    def adopt(self, elsewhere: Iterable[ShardElsewhere]) -> None:
+        """Take shards of other caches for the next ones of this, as they are.
 
         On one file system both caches then name the same file, by a hard link: files of
         a cache are never written to, only replaced under their names.
 
         Args:
-            shard: Its description.
-            folder: The folder of its cache.
-
-        Returns:
-            The description under its new name.
+            elsewhere: The shards.
 
         Raises:
-            CacheError: It cannot be linked or copied; the shards before it stay.
+            CacheError: One cannot be linked or copied; the shards before it stay.
         """
-        number = len(self.shards)
-        adopted = replace(shard, file=shard_name(number, shard.xxh3))
-        source, target = folder / shard.file, self.path / adopted.file
-        # A cache that is extended names the file as the new one will: nothing to do,
-        # and nothing for a later run to find.
-        if source != target:
-            self._name_adopted(number, adopted, source)
-        elif not exists(source):
-            raise _replaced_meanwhile(source)
-        self.shards.add(adopted)
-        return adopted
+        shards = iter(elsewhere)
+        # Waiting for the disk behind each of 10,000 links took minutes.
+        while some := list(itertools.islice(shards, _ADOPTED_AT_ONCE)):
+            self._adopt_some(some)
+
+    def _adopt_some(self, elsewhere: Sequence[ShardElsewhere]) -> None:
+        to_name = []
+        adopted = []
+        for number, (shard, folder) in enumerate(elsewhere, start=len(self.shards)):
+            named = replace(shard, file=shard_name(number, shard.xxh3))
+            source = folder / shard.file
+            adopted.append(named)
+            if not exists(source):
+                raise _replaced_meanwhile(source)
+            # A cache that is extended names the file as the new one will: nothing to
+            # do, and nothing for a later run to find.
+            if source != self.path / named.file:
+                to_name.append((number, named, source))
+
+        for number, named, _ in to_name:
+            with writing(self.path / named.file):
+                self.note_written(named.file)
+                self._write_note(number, named)
+        if to_name:
+            # The names appear behind the notes, which a later run holds against the
+            # files, also after a power cut.  ``put_in_place`` waits for the names.
+            with writing(self.folder):
+                sync_folder(self.folder)
+        for number, named, source in to_name:
+            self._name_adopted(number, named, source)
+        for named in adopted:
+            self.shards.add(named)
+
+    def _write_note(self, number: int, adopted: Shard) -> None:
+        """Write a note that is whole or not there, unless the power is cut.
+
+        One that is damaged then is none: the file is linked once more.
+        """
+        note = note_file(self.folder, number)
+        partial = self.folder / "note.partial"
+        partial.write_text(
+            note_as_json(FinishedShard(adopted, state={}, evidence={})),
+            encoding="utf-8",
+            errors="surrogatepass",
+        )
+        partial.replace(note)
 
     def _name_adopted(self, number: int, adopted: Shard, source: Path) -> None:
-        """Give a file of another cache its name in this one, behind a note."""
+        """Give a file of another cache its name in this one."""
         target = self.path / adopted.file
-        with writing(target):
-            self.note_written(adopted.file)
-        # Its name appears behind the note, which a later run holds against the file.
-        write_text(
-            note_file(self.folder, number),
-            note_as_json(FinishedShard(adopted, state={}, evidence={})),
-            partial=self.folder / "note.partial",
-        )
         with writing(target):
             if not exists(source):
                 raise _replaced_meanwhile(source)
-            if not (exists(target) and target.samefile(source)):
-                partial = self.folder / f"{number:05}.partial"
-                link_or_copy(source, partial)
-                publish(partial, target)
+            if exists(target) and target.samefile(source):
+                return
+            partial = self.folder / f"{number:05}.partial"
+            is_copy = link_or_copy(source, partial)
+            partial.replace(target)
+        if is_copy:
+            # It took a while: a power cut shall not lose it.
+            with writing(target):
+                sync_folder(self.path)
+            write_text(
+                note_file(self.folder, number),
+                note_as_json(FinishedShard(adopted, state={}, evidence={})),
+                partial=self.folder / "note.partial",
+            )
 
     def keep_intact(self) -> None:
         """Take over the shards of an earlier run whose files are as they were written.

@@ -114,12 +114,15 @@ _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS
 without hard links, or one that counts no more of them for a file."""
 
 
-def link_or_copy(file: Path, partial: Path) -> None:
+def link_or_copy(file: Path, partial: Path) -> bool:
     """Give a file a second name, or make a copy where it cannot have one.
 
     Args:
         file: A file that is on the disk, and is never written to again.
         partial: The other name; what a killed run left there is removed.
+
+    Returns:
+        Whether it is a copy.
 
     Raises:
         OSError: A system call failed; nothing is left of the copy.
@@ -131,13 +134,14 @@ def link_or_copy(file: Path, partial: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
     else:
-        return
+        return False
 
     def copy(raw: BinaryIO) -> None:
         with file.open("rb") as content:
             shutil.copyfileobj(content, raw, _COPY_BYTES)
 
     write_file(partial, copy)
+    return True
 
 
 def publish(partial: Path, file: Path) -> None:

@@ -20,6 +20,7 @@ import xxhash
 
 from loaderkit.arguments import check_truth, refuse_value
 from loaderkit.cache.build import (
+    ShardElsewhere,
     finish_killed_commit,
     open_build,
     remove_cache,
@@ -440,10 +441,16 @@ def _write_joined(plan: _JoinPlan, path: Path, *, overwrite: bool) -> None:
 
         build.resume(build_settings)
         # A call that was killed has written the first ones.
-        for shard in itertools.islice(_shards_to_join(plan), len(build.shards), None):
-            if shard.can_be_adopted:
-                build.adopt(shard.described, shard.store.path)
-            else:
+        shards = itertools.islice(_shards_to_join(plan), len(build.shards), None)
+        by_kind = itertools.groupby(shards, key=lambda shard: shard.can_be_adopted)
+        for can_be_adopted, neighbours in by_kind:
+            if can_be_adopted:
+                build.adopt(
+                    ShardElsewhere(shard.described, shard.store.path)
+                    for shard in neighbours
+                )
+                continue
+            for shard in neighbours:
                 column = functools.partial(shard.store.column, stacked=True)
                 buffer = read_renamed(
                     column, shard.number, shard.described, shard.renaming

@@ -16,7 +16,7 @@ from loaderkit.cache import column_parts as column_parts_module
 from loaderkit.cache import column_reader as column_reader_module
 from loaderkit.cache import shards as shards_module
 from loaderkit.cache.address_space import is_available
-from loaderkit.cache.build import open_build
+from loaderkit.cache.build import ShardElsewhere, open_build
 from loaderkit.cache.column_parts import JoinedPart
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.gather import RowRanges
@@ -478,8 +478,7 @@ def test_a_cache_that_is_extended_writes_nothing_of_the_shards_it_has(tmp_path):
     for path in (folder, tmp_path / "other"):
         with open_build(path, overwrite=True) as build:
             build.resume({"compression": None, "samples": 3})
-            for shard in shards:
-                build.adopt(shard, folder)
+            build.adopt(ShardElsewhere(shard, folder) for shard in shards)
             notes[path.name] = len(list(build.folder.glob("0*.json")))
 
     # The twin: another cache has to make links, and notes them.

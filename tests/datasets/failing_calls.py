@@ -425,13 +425,15 @@ def lost_shards(finished, path):
             yield f"finished shard {name} was not kept"
 
 
-def unsynced(log, path, top):
+def unsynced(log, path, top, *, needs_notes=True):
     """Find what a power cut could undo though a later step builds on it.
 
     Args:
         log: The calls of a run in order.
         path: The cache's folder.
         top: The folder that was there before.
+        needs_notes: What is noted of shards is worth keeping.  Of links it is not:
+            they are made again (test_links_whose_notes_a_power_cut_has_taken).
 
     Returns:
         A sentence for each name that was given too early.
@@ -453,7 +455,8 @@ def unsynced(log, path, top):
             made_folders.add(name)
             unsynced_names.setdefault(str(Path(name).parent), []).append(name)
         elif kind in {"rename", "link"}:
-            if name in dirty_files:
+            is_note = re.fullmatch(r".*/\.building/\d+\.json", to) is not None
+            if name in dirty_files and (needs_notes or not is_note):
                 problems.append(f"{to} had its name before its bytes were on the disk")
             folder = str(Path(to).parent)
             if to == f"{path}/manifest.json":
