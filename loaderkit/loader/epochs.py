@@ -316,6 +316,8 @@ def _check_left(batches: EpochBatches, progress: Progress, told: LengthsTold) ->
     start, position = progress.start, progress.standing.position
     if position.ahead:
         return  # given out of turn: who reads so does not count
+    if not told.has_told(position.batches):
+        return  # without working out an epoch: of 10^7 samples that takes a second
     # The dataset may have grown since, and then this tells what it has now.
     epoch = batches.epoch_from(start)
     length = len(epoch)

@@ -35,6 +35,10 @@ class LengthsTold:
         else:
             self._epoch_of_length[length] = epoch
 
+    def has_told(self, length: int) -> bool:
+        """Tell whether a length was told of some epoch."""
+        return length in self._epoch_of_length
+
     def is_read_by_another(self, batches: int, epoch: int, length: int) -> bool:
         """Tell whether an epoch was left where another epoch's length ends.
 
@@ -43,7 +47,7 @@ class LengthsTold:
             epoch: Its number.
             length: How many batches it has.
         """
-        is_left = batches < length and batches in self._epoch_of_length
+        is_left = batches < length and self.has_told(batches)
         # Who was told the length of this very epoch has left it on purpose.
         return is_left and not self.is_told(epoch, length)
 
