@@ -9,7 +9,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.errors import OptionError
+from loaderkit.errors import OptionError, VariableError
 from loaderkit.fixes import Setting
 from loaderkit.value_words import show_value
 
@@ -206,7 +206,7 @@ def check_variable(
         The value.
 
     Raises:
-        OptionError: It reads as no value, or as one that is refused.
+        VariableError: It reads as no value, or as one that is refused.
 
     >>> check_variable("DEPTH", " 3", int, check_integer)
     3
@@ -220,7 +220,7 @@ def check_variable(
         # Every variable is a text, and whoever sets it writes no quotes.
         why = "it does not read as one" if isinstance(value, str) else refused.why
         fix = str(refused.fix).replace("'", "")
-        raise OptionError(refused.what, why=why, fix=fix) from None
+        raise VariableError(refused.what, why=why, fix=fix) from None
 
 
 def read_truth(text: str) -> bool:

@@ -2,7 +2,8 @@
 
 LoaderkitError
 +-- OptionError            no such option, or a value it cannot have; also a ValueError
-|                          and a TypeError
+|   |                      and a TypeError
+|   +-- VariableError      a variable of the environment cannot have this value
 +-- CacheError             the bytes on disk are not the bytes asked for
 |   +-- StaleCacheError    the cache was packed by other code or from other samples
 |   +-- DamagedCacheError  a file is short, changed, missing or not ours
@@ -72,6 +73,10 @@ class OptionError(LoaderkitError, ValueError, TypeError):
     It is both a ``ValueError`` and a ``TypeError``: whoever wrote ``batch_size="32"``
     may expect either.
     """
+
+
+class VariableError(OptionError):
+    """There is no such variable of the environment, or it cannot have this value."""
 
 
 class CacheError(LoaderkitError, ValueError):

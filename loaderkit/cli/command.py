@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from dataclasses import dataclass, field
@@ -232,6 +233,22 @@ def positive_integer(text: str) -> int:
         msg = f"must be an integer of at least 1, got {text}"
         raise argparse.ArgumentTypeError(msg)
     return number
+
+
+def positive_seconds(text: str) -> float:
+    """Read a time above 0, also a fraction of a second.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        msg = f"must be a number of seconds above 0, got {text}"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
 
 
 def name_and_value(text: str) -> tuple[str, Any]:

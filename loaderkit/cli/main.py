@@ -29,7 +29,7 @@ from loaderkit.cli.output import (
     write_page_of,
 )
 from loaderkit.cli.typed_words import TypedWords
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, OptionError, VariableError
 from loaderkit.pages.document import HasPage
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ def _run_command(
             write_page_of(answer, options.html)
     except LoaderkitError as error:
         print_error(error, dialect, as_json=options.json)
-        return 1
+        # A variable of the environment was not typed here.
+        is_wrong_argument = isinstance(error, OptionError)
+        return 2 if is_wrong_argument and not isinstance(error, VariableError) else 1
     # What is printed is for whoever typed this: fixes are commands, and not calls.
     if isinstance(answer, HasFixes):
         answer = answer.in_dialect(dialect)

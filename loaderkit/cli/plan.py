@@ -14,7 +14,7 @@ from loaderkit.cli.command import (
     positive_integer,
 )
 from loaderkit.cli.named_objects import named_dataset, named_object
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, OptionError
 from loaderkit.function_arguments import refusal_of_call
 from loaderkit.value_words import kind_of, show_value
 
@@ -83,6 +83,7 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
     from loaderkit.budget.batch.plan import plan_batch
     from loaderkit.errors import StepError
 
+    _check_optimizer(options.optimizer)
     loss = None if options.loss is None else named_object(options.loss)
     # With its unit: from Python, a small number without one is refused.
     limit = None if options.limit is None else f"{options.limit} B"
@@ -101,6 +102,14 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
     except StepError as error:  # an error of the user's own code is shown whole
         message = f"The plan cannot be made: {error.what}"
         raise LoaderkitError(message, why=error.why, fix=error.advice) from error
+
+
+def _check_optimizer(name: str) -> None:
+    from loaderkit.budget.step.train_step import refusal_of_optimizer
+
+    refused = refusal_of_optimizer(name)
+    if refused is not None:
+        raise OptionError(refused.what, why=refused.why, fix=refused.advice)
 
 
 def _build_model(name: str) -> Any:

@@ -6,9 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from loaderkit.cli.command import Command, complete_files, positive_integer
+from loaderkit.cli.command import (
+    Command,
+    complete_files,
+    positive_integer,
+    positive_seconds,
+)
 from loaderkit.cli.output import show_progress
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import OptionError
 
 if TYPE_CHECKING:
     from loaderkit.leaks.watch_process import WatchResult
@@ -22,7 +27,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=positive_seconds,
         metavar="S",
         help="how long to look at --pid (default: until it ends)",
     )
@@ -60,7 +65,7 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
                 f"Either {options.script} is run, or process {options.pid} watched."
             )
             why = "one process is watched at a time"
-            raise LoaderkitError(message, why=why, fix="leave one of the two out")
+            raise OptionError(message, why=why, fix="leave one of the two out")
         return watch_process(
             options.pid,
             seconds=options.seconds,
@@ -71,11 +76,11 @@ def _run_watch(options: argparse.Namespace) -> WatchResult:
         message = "There is nothing to watch."
         why = "neither a script nor a process was named"
         fix = "loaderkit watch train.py, or --pid 1234"
-        raise LoaderkitError(message, why=why, fix=fix)
+        raise OptionError(message, why=why, fix=fix)
     if options.seconds is not None:
         message = "--seconds is for --pid."
         why = "a script is watched until it ends"
-        raise LoaderkitError(message, why=why, fix="leave --seconds out")
+        raise OptionError(message, why=why, fix="leave --seconds out")
     _tell_options_of_script(options.script, options.args)
     result = watch_script(
         options.script, options.args, page=options.html, live=show_progress

@@ -21,12 +21,13 @@ from loaderkit.arguments import check_text, check_truth
 from loaderkit.cache.layout import BUILDING, MANIFEST
 from loaderkit.cache.storage import is_url
 from loaderkit.datasets.fingerprint import Fingerprint, fingerprint_of
-from loaderkit.errors import DatasetError
+from loaderkit.errors import DatasetError, OptionError
 from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.habits import reader_of
 from loaderkit.path_arguments import check_path
 from loaderkit.pyg import classes_in_files, import_pyg, loaded_pyg
 from loaderkit.units import count_of
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,8 +95,14 @@ class PtFolder:
 
     def _matching_files(self) -> Sequence[str]:
         """List the files by their paths below the folder: the same order everywhere."""
-        files = (file.relative_to(self.path) for file in self.path.glob(self.pattern))
-        paths = sorted(file.as_posix() for file in files)
+        try:
+            files = list(self.path.glob(self.pattern))
+        except (NotImplementedError, ValueError) as error:
+            message = f"pattern cannot be {show_value(self.pattern)}."
+            why = f"it is below {self.path}; Path.glob says: {error}"
+            usual = Setting("pattern", "*.pt")
+            raise OptionError(message, why=why, fix=usual) from error
+        paths = sorted(file.relative_to(self.path).as_posix() for file in files)
         if paths:
             return paths
 

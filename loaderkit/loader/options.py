@@ -20,7 +20,7 @@ from loaderkit.arguments import (
     check_variable,
     read_truth,
 )
-from loaderkit.errors import OptionError
+from loaderkit.errors import OptionError, VariableError
 from loaderkit.fixes import Setting
 from loaderkit.function_arguments import check_callable
 from loaderkit.nearest_names import nearest_name
@@ -507,7 +507,7 @@ def check_variables(environment: Mapping[str, str]) -> None:
         environment: Variables of the environment, by name.
 
     Raises:
-        OptionError: One begins with ``LOADERKIT_`` and is none of ours, or its value
+        VariableError: One begins with ``LOADERKIT_`` and is none of ours, or its value
             cannot be read.
     """
     for name, text in environment.items():
@@ -519,7 +519,7 @@ def check_variables(environment: Mapping[str, str]) -> None:
             parse_variable(name, text)
 
 
-def _no_such_variable(name: str, text: str) -> OptionError:
+def _no_such_variable(name: str, text: str) -> VariableError:
     message = f"There is no variable {name}."
     why = "a misspelt variable would be ignored"
     # Without what all of them begin with: it makes any two of them alike.
@@ -527,13 +527,15 @@ def _no_such_variable(name: str, text: str) -> OptionError:
     option = word if word in _CHECKS else None
     if option is not None:
         why = "variables are settings of a machine, and this is the training's"
-        return OptionError(message, why=why, fix=f"build_loader(..., {option}={text})")
+        return VariableError(
+            message, why=why, fix=f"build_loader(..., {option}={text})"
+        )
     settings = [variable.removeprefix(_PREFIX).lower() for variable in _VARIABLES]
     nearest = nearest_name(word, settings)
     fix = f"it is one of {', '.join(_VARIABLES)}; or unset {name}"
     if nearest is not None:
         fix = f"did you mean {_PREFIX + nearest.upper()!r}?"
-    return OptionError(message, why=why, fix=fix)
+    return VariableError(message, why=why, fix=fix)
 
 
 def parse_variable(name: str, text: str) -> Any:
@@ -547,7 +549,7 @@ def parse_variable(name: str, text: str) -> Any:
         A number, a truth or a start method, as the option of that name takes it.
 
     Raises:
-        OptionError: It is none of these.
+        VariableError: It is none of these.
     """
     check = _VARIABLES[name]
     parse: Callable[[str], object] = int

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 
 from loaderkit.arguments import check_integer, check_variable
-from loaderkit.errors import OptionError
+from loaderkit.errors import VariableError
 from loaderkit.memory.machine import Host
 
 if TYPE_CHECKING:
@@ -56,17 +56,17 @@ def check_host_variables(environment: Mapping[str, str]) -> None:
         environment: Variables of the environment, by name.
 
     Raises:
-        OptionError: The value of one is no count.
+        VariableError: The value of one is no count.
     """
     for name, count in _COUNTS.items():
         if not environment.get(name):
             continue
         try:
             _read_count(name, environment[name])
-        except OptionError as refused:
+        except VariableError as refused:
             why = f"{refused.why}, and it counts {count.meaning}"
             fix = f"unset {name}, or {refused.fix}"
-            raise OptionError(refused.what, why=why, fix=fix) from None
+            raise VariableError(refused.what, why=why, fix=fix) from None
 
 
 def _read_count(name: str, text: str) -> int:
@@ -323,7 +323,7 @@ def _environment_count(name: str) -> int | None:
     """Read a variable; None where it is not set, or says what it cannot."""
     try:
         return _read_count(name, os.environ.get(name, ""))
-    except OptionError:
+    except VariableError:
         return None
 
 

@@ -309,7 +309,7 @@ def test_a_plan_that_cannot_be_made_says_why(tmp_path, capsys):
     code = tmp_path / "code.py"
     code.write_text(MODEL)
 
-    assert main(["plan", f"{code}:Small", "7:int65"]) == 1
+    assert main(["plan", f"{code}:Small", "7:int65"]) == 2
     assert "no type of tensor" in capsys.readouterr().err
     assert main(["plan", f"{code}:Large", "7"]) == 1
     assert "nothing called" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def test_a_fix_of_a_command_can_be_typed(
         answer: dict[str, Any] = json.loads(told.out)
         text = f"fix: {answer['fix']}"
     _, _, fix = text.partition("fix: ")
-    assert status == 1
+    assert status in {1, 2}
     assert wanted.replace("{here}", str(folder)) in fix
     assert not _calls_of_ours().search(fix)
 

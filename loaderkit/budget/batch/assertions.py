@@ -178,7 +178,7 @@ def _is_to_be_written() -> bool:
     """Tell whether the environment says that new peaks are accepted.
 
     Raises:
-        OptionError: It says something else than true or false.
+        VariableError: It says something else than true or false.
     """
     text = os.environ.get(UPDATE, "")
     return bool(text and check_variable(UPDATE, text, read_truth, check_truth))

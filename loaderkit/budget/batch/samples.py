@@ -15,14 +15,14 @@ from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
 from loaderkit.error_texts import error_in_words
 from loaderkit.errors import OptionError, StepError
-from loaderkit.fixes import Either, Fix
+from loaderkit.fixes import Either, Fix, Setting
 from loaderkit.joining import join
 from loaderkit.mistaken import mistaken_for_dataset
 from loaderkit.nests import flatten
 from loaderkit.pyg import import_pyg, is_pyg_data, is_temporal_data
 from loaderkit.randomness import preserve_random_states
 from loaderkit.sample_sizes import lies_in_memory
-from loaderkit.value_words import with_article
+from loaderkit.value_words import show_value, with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -408,7 +408,7 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         Tensors, or tuples of them for several arguments; they share one memory.
 
     Raises:
-        ValueError: There is no such type of tensor.
+        OptionError: There is no such type of tensor, or these are too many.
 
     >>> [tuple(t.shape) for t in samples_of_shape("3x8,5:int64", 2)[0]]
     [(3, 8), (5,)]
@@ -419,11 +419,22 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         dtype = getattr(torch, dtype_name or "float32", None)
         if not isinstance(dtype, torch.dtype):
             message = f"{dtype_name!r} is no type of tensor."
-            raise StepError(message, why="torch has no such type", fix="80x7:int64")
-        sizes = [int(size) for size in shape.split("x")]
-        tensors.append(torch.zeros(sizes, dtype=dtype))
+            raise OptionError(message, why="torch has no such type", fix="80x7:int64")
+        try:
+            sizes = [int(size) for size in shape.split("x")]
+            tensors.append(torch.zeros(sizes, dtype=dtype))
+        except (RuntimeError, TypeError, ValueError) as error:
+            message = f"A sample of shape {show_value(argument)} cannot be made."
+            why = error_in_words(error)
+            raise OptionError(message, why=why, fix="80x7, of one sample") from error
     sample = tensors[0] if len(tensors) == 1 else tuple(tensors)
-    return [sample] * count
+    try:
+        return [sample] * count
+    except (MemoryError, OverflowError) as error:
+        message = f"{count:,} samples cannot be made."
+        why = "they are more than a list can hold here"
+        fix = Setting("batch_size", 32)
+        raise OptionError(message, why=why, fix=fix) from error
 
 
 @preserve_random_states()

@@ -94,6 +94,10 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
         message = f"autocast must be a type of tensor, got {show_value(kind)}."
         why = "torch has no such type"
         raise OptionError(message, why=why, fix=Setting("autocast", "bfloat16"))
+    if dtype is not None and not dtype.is_floating_point:
+        message = f"autocast must be a type of floating-point numbers, got {dtype}."
+        why = "torch.autocast would warn, and do nothing"
+        raise OptionError(message, why=why, fix=Setting("autocast", "bfloat16"))
     return dtype
 
 
@@ -521,11 +525,9 @@ def _new_optimizer(parameters: list[torch.nn.Parameter], optimizer: object) -> A
     """Make an optimizer by its name, its class or a callable."""
     if isinstance(optimizer, str):
         classes = {name.lower(): value for name, value in vars(torch.optim).items()}
-        if optimizer.lower() not in _OPTIMIZERS:
-            message = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
-            message += f"callable or an optimizer, got {optimizer!r}."
-            why = "there is none of that name"
-            raise StepError(message, why=why, fix=_nearest_optimizer(optimizer))
+        refused = refusal_of_optimizer(optimizer)
+        if refused is not None:
+            raise refused
         return classes[optimizer.lower()](parameters, lr=1e-3)
     if callable(optimizer):
         try:
@@ -541,6 +543,20 @@ def _new_optimizer(parameters: list[torch.nn.Parameter], optimizer: object) -> A
     message += f", got {optimizer!r}."
     why = f"it is {kind_of(optimizer)}"
     raise StepError(message, why=why, fix=Setting("optimizer", "adam"))
+
+
+def refusal_of_optimizer(name: str) -> StepError | None:
+    """Say why an optimizer cannot be made by a name; None where it can.
+
+    >>> refusal_of_optimizer("AdamW") is None
+    True
+    """
+    if name.lower() in _OPTIMIZERS:
+        return None
+    message = f"optimizer must be one of {', '.join(_OPTIMIZERS)}, a class, a "
+    message += f"callable or an optimizer, got {name!r}."
+    fix = _nearest_optimizer(name)
+    return StepError(message, why="there is none of that name", fix=fix)
 
 
 def _nearest_optimizer(name: str) -> Setting | Either:
