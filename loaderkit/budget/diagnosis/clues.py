@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from loaderkit.budget.diagnosis.clauses import find_clause
 from loaderkit.budget.diagnosis.evidence import Evidence, weigh_evidence
 from loaderkit.budget.diagnosis.folding import FoldedText
 from loaderkit.budget.diagnosis.lexicon import (
@@ -54,6 +55,8 @@ class Clue:
     is_loose: bool = False
     """Whether other words stand between those that say it, so that more has to speak
     for a report."""
+    begins_sentence: bool = False
+    """Whether a program's sentence begins with it, see ``clauses``."""
     spoken: Span | None = None
     """With what other phrases it overlaps; None: with none."""
 
@@ -78,12 +81,21 @@ class Clue:
     @functools.cached_property
     def mood(self) -> Mood | None:
         """What the sentence does with the phrase, if that is known to be no report."""
-        return find_mood(
+        mood = find_mood(
             self.text,
             Span(self.start, self.end),
             self._sentence,
             is_scattered=self.is_loose,
         )
+        if mood is not None or self.phrase is not Phrase.FAILED:
+            return mood
+        # What is said of a failure can stand behind what was asked for:
+        # "failed to allocate | GPU memory if the batch is too large".
+        thing = _OBJECT.match(self.text, self.end, self._sentence.end)
+        if thing is None:
+            return None
+        whole = Span(self.start, thing.end())
+        return find_mood(self.text, whole, self._sentence, is_scattered=self.is_loose)
 
     @functools.cached_property
     def evidence(self) -> Evidence:
@@ -94,6 +106,7 @@ class Clue:
             self.spoken or Span(self.start, self.end),
             Span(begin, min(end, len(self.text))),
             is_scattered=self.is_loose,
+            begins_sentence=self.begins_sentence,
         )
 
     @functools.cached_property
@@ -122,6 +135,13 @@ class Clue:
             line = self.text.rfind("\n", earliest_before, line - 1) + 1
         begin = max(line, earliest)
         return self.text[begin : self.sentence().start] + self.stated
+
+
+_OBJECT = compile_words(
+    r"(?: (?!to\b|and\b|or\b|if\b|when\b)[\w/.'-]{1,24}){0,4}?"
+    r" (?:memory|v?ram|buffers?|tensors?|arrays?)\b"
+)
+"""Behind "failed to allocate": what was to be allocated."""
 
 
 def _reports_nothing(clue: Clue) -> bool:
@@ -267,6 +287,24 @@ def _with_what_they_overlap(clues: list[Clue]) -> Iterator[Clue]:
             yield replace(member, spoken=Span(group[0].start, end))
         if clue is not None:
             group, end = [clue], clue.end
+
+
+def clause_clues(text_phrases: TextPhrases) -> Iterator[Clue]:
+    """Find the clauses with which sentences of programs begin."""
+    where = text_phrases.folded
+    begin = 0
+    for stop in itertools.chain(SENTENCE_END.finditer(where.text), (None,)):
+        end = stop.start() if stop else len(where.text)
+        clause = find_clause(where, begin, min(end, begin + _LONGEST_SENTENCE))
+        if clause is not None:
+            yield Clue(
+                clause.phrase,
+                clause.start,
+                clause.end,
+                where.text,
+                begins_sentence=True,
+            )
+        begin = stop.end() if stop else end
 
 
 def loose_clues(text_phrases: TextPhrases) -> Iterator[Clue]:

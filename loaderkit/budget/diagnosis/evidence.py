@@ -91,7 +91,12 @@ in its own sentence, and of the sentences that state amounts for another one eig
 
 
 def weigh_evidence(
-    text: str, phrase: Span, sentence: Span, *, is_scattered: bool = False
+    text: str,
+    phrase: Span,
+    sentence: Span,
+    *,
+    is_scattered: bool = False,
+    begins_sentence: bool = False,
 ) -> Evidence:
     """Add up what the surroundings of some words of exhaustion say.
 
@@ -104,6 +109,7 @@ def weigh_evidence(
         phrase: Where the words stand.
         sentence: Where their sentence stands.
         is_scattered: Other words stand between them.
+        begins_sentence: A program's sentence begins with them, see ``clauses``.
 
     Returns:
         The sum and what speaks against.
@@ -115,7 +121,9 @@ def weigh_evidence(
     >>> weigh_evidence(text, Span(4, 7), Span(0, 38)).reasons_against[0]
     'errors as a topic'
     """
-    evidence = _weigh_surroundings(text, phrase, sentence)
+    evidence = _weigh_surroundings(
+        text, phrase, sentence, begins_sentence=begins_sentence
+    )
     if evidence.weight < 0:
         return evidence
     begin, end = sentence
@@ -128,6 +136,7 @@ def weigh_evidence(
         text[begin:own_end],
         Span(phrase.start - begin, phrase.end - begin),
         Span(0, end - begin),
+        begins_sentence=begins_sentence,
     )
     # Of words that stand apart nothing may speak against a report.
     if own.weight < (0 if is_scattered else _PROSE):
@@ -183,7 +192,14 @@ _NEED = re.compile(r"\s*You need (?:[a-z.]{1,12} ){0,3}\d")
 """What a program tells its user."""
 
 
-def _weigh_surroundings(text: str, phrase: Span, sentence: Span) -> Evidence:
+_STYLE = frozenset({"articles", "a clause", "a sentence"})
+"""Signs of a person's sentence that a program's has as well, once it has said what
+failed: "failed to allocate memory for the result while building the index"."""
+
+
+def _weigh_surroundings(
+    text: str, phrase: Span, sentence: Span, *, begins_sentence: bool
+) -> Evidence:
     phrase = _with_its_label(text, phrase)
     surroundings = {
         region: cut(text, phrase, sentence) for region, cut in REGIONS.items()
@@ -191,6 +207,8 @@ def _weigh_surroundings(text: str, phrase: Span, sentence: Span) -> Evidence:
     signs_around: list[_Sign] = []
     for region in _signs_by_region():
         signs_around += _signs_in(region, surroundings[region])
+    if begins_sentence:
+        signs_around = [sign for sign in signs_around if sign.reason not in _STYLE]
     against = [sign for sign in signs_around if sign.weight < 0]
     against.sort(key=_weight_of)
     reasons = dict.fromkeys(sign.reason for sign in against)

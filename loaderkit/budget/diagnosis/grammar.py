@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.budget.diagnosis.amounts import find_amounts
-from loaderkit.budget.diagnosis.clues import QUESTION, Clue, TextPhrases, loose_clues
+from loaderkit.budget.diagnosis.clues import (
+    QUESTION,
+    Clue,
+    TextPhrases,
+    clause_clues,
+    loose_clues,
+)
 from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.lexicon import (
     Phrase,
@@ -75,6 +81,14 @@ def find_exhaustion(
     if finding is not None:
         return finding
 
+    finding = _surest_report(
+        clue
+        for clue in clause_clues(text_phrases)
+        if clue.start not in text_phrases.stretches_spoken_of
+    )
+    if finding is not None:
+        return finding
+
     # Words that stand apart say no more than the phrase in their sentence does.
     statements = (
         clue
@@ -95,14 +109,18 @@ def _is_dismissed_as_a_phrase(clue: Clue, text_phrases: TextPhrases) -> bool:
     """Whether the same is said by a listed phrase that was weighed and found no report.
 
     What the phrase weighs its surroundings tell; the loose words end elsewhere, so that
-    their surroundings are others.
+    their surroundings are others.  Where they are the same words, what the sentence
+    does with them is the same too.
     """
     begin, end = clue.sentence()
     return any(
         phrase_clue.phrase is clue.phrase
         and phrase_clue.start < clue.end
         and clue.start < phrase_clue.end
-        and phrase_clue.evidence.weight < 0
+        and (
+            phrase_clue.evidence.weight < 0
+            or (phrase_clue.mood is not None and phrase_clue.words == clue.words)
+        )
         for phrase_clue in text_phrases.clues_between(begin, end)
     )
 

@@ -43,6 +43,8 @@ def is_report(clue: Clue, sentence: str, amounts: list[Amount]) -> bool:
         sentence: The sentence around them.
         amounts: Those of the message that the sentence is a part of.
     """
+    if clue.begins_sentence:
+        return not _WARNED.search(clue.surroundings())
     if clue.is_loose:
         return _is_sure_event(clue, sentence, amounts)
     if clue.phrase is Phrase.KILLED:

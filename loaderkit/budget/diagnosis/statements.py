@@ -15,6 +15,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     APOSTROPHE,
     Phrase,
     compile_folded,
+    compile_words,
     read_table,
 )
 
@@ -115,8 +116,15 @@ def find_statements(
             choices.append(choice)
         else:
             span = _narrowest_span(choices)
-            if span is not None and span[1] - span[0] <= rule.width:
-                yield Statement(rule.phrase, *span)
+            if span is None or span[1] - span[0] > rule.width:
+                continue
+            if rule.phrase is Phrase.FAILED and _OTHER_CLAUSE.search(where.text, *span):
+                continue  # "Cannot grow the vector when external memory is used"
+            yield Statement(rule.phrase, *span)
+
+
+_OTHER_CLAUSE = compile_words(r" (?:when|if|before|unless|as long as|until) ")
+"""Between what failed and the memory: it is not the memory that was asked for."""
 
 
 def _narrowest_span(choices: list[list[tuple[int, int]]]) -> tuple[int, int] | None:

@@ -1,0 +1,188 @@
+"""Sentences that begin as programs begin them, made of pieces, and their mirror."""
+
+import itertools
+import random
+
+import pytest
+
+from loaderkit.budget.diagnosis.judge import judge
+from loaderkit.budget.diagnosis.messages import read_message
+
+LABELS = (
+    "",
+    "ERROR: ",
+    "RuntimeError: ",
+    "[worker 3] ",
+    "core.cc:211] ",
+    "2025-02-11T08:30:00Z ERROR core: ",
+    "terminate called after throwing an instance of 'Error'\n  what():  ",
+)
+TAILS = (
+    "",
+    "!",
+    " for weights",
+    " for the result",
+    " in read_table",
+    " while building the index",
+    " (error 12)",
+)
+CANNOT = ("Failed to", "failed to", "Unable to", "Could not", "cannot", "Not able to")
+MEMORY = (
+    "memory",
+    "GPU memory",
+    "enough memory",
+    "the memory",
+    "4096 bytes",
+    "512 MB of RAM",
+    "a block of 4096 bytes",
+)
+CLAUSES = {
+    "what cannot be had": (
+        CANNOT,
+        (" allocate ", " alloc ", " malloc ", " reserve ", " acquire ", " obtain "),
+        MEMORY,
+    ),
+    "what could not be had": (
+        ("Memory", "GPU memory", "4096 bytes", "A block of 4096 bytes"),
+        (" could not be ", " cannot be ", " couldn't be "),
+        ("allocated", "acquired", "reserved"),
+    ),
+    "an allocation and what became of it": (
+        (
+            "Memory allocation",
+            "allocation of 4096 bytes",
+            "cudaMalloc",
+            "GPU memory allocation",
+            "calloc of 8 MiB",
+        ),
+        (
+            " failed",
+            " has failed",
+            " did not succeed",
+            " was refused",
+            " returned NULL",
+            " returned a null pointer",
+        ),
+    ),
+    "an error in what was done": (
+        ("Error", "error", "Failure", "Trouble"),
+        (" in ", " while ", " during "),
+        ("allocating memory", "allocation of 4096 bytes", "malloc", "calloc"),
+    ),
+    "what there was too little of": (
+        ("Not enough ", "insufficient ", "ran out of ", "Lack of ", "no more "),
+        ("memory", "GPU memory", "heap space", "RAM"),
+    ),
+    "what was gone beyond": (
+        ("Memory usage ", "process memory ", "RSS "),
+        ("exceeded ", "has exceeded ", "went over "),
+        ("the limit", "its memory limit", "the configured limit of 4 GiB"),
+    ),
+}
+MADE = {
+    name: ["".join(parts) for parts in itertools.product(LABELS, *pieces, TAILS)]
+    for name, pieces in CLAUSES.items()
+}
+
+
+def drawn(texts, count=80):
+    return random.Random(20).sample(texts, min(count, len(texts)))
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_a_sentence_that_begins_with_what_failed_is_a_report(name):
+    lost = [text for text in drawn(MADE[name]) if read_message(text).is_oom is not True]
+
+    assert lost == []
+
+
+FREE = ("Free memory", "available GPU memory", "Remaining memory")
+LESS = (" is less than ", " smaller than ", " < ", " is below ", " is not enough for ")
+NEEDED = ("the required ", "the requested ", "required buffer size ")
+
+
+@pytest.mark.parametrize("colon", [" ", ": ", " of "])
+def test_what_is_free_is_compared_with_what_is_needed(colon):
+    for free, less, needed in itertools.product(FREE, LESS, NEEDED):
+        message = read_message(f"{free}{colon}300 MiB{less}{needed}712 MiB")
+
+        assert (message.is_oom, message.free, message.requested) == (
+            True,
+            300 << 20,
+            712 << 20,
+        )
+
+
+OTHER_THINGS = (
+    "a port",
+    "the lock",
+    "a license",
+    "a job id",
+    "memory statistics",
+    "memory attributes",
+    "memory usage",
+    "GPU memory info",
+)
+
+
+def test_what_else_cannot_be_had_is_no_lack_of_memory():
+    texts = [
+        "".join(parts)
+        for parts in itertools.product(
+            LABELS, CANNOT, (" obtain ", " get ", " acquire "), OTHER_THINGS, TAILS
+        )
+    ]
+
+    assert [text for text in drawn(texts, 250) if read_message(text).is_oom] == []
+
+
+TOPICS = (
+    "{} errors are common on small cards.",
+    "{} usually happens in the first step.",
+    "{} is returned when the heap is full.",
+    "{} may occur.",
+    "{} if the batch is too large.",
+    'printf("{}\\n");',
+    "// {}",
+    'raise MemoryError("{}")',
+    "If you see: {}",
+    "| 12 | {} |",
+    "What does {} mean?",
+    "WARNING: {}, falling back to the CPU",
+)
+SAID = (
+    "Failed to allocate memory",
+    "Unable to allocate GPU memory",
+    "Memory allocation failed",
+    "Error allocating memory",
+    "could not allocate a buffer",
+)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_same_words_as_a_topic_report_nothing(topic):
+    taken = [said for said in SAID if read_message(topic.format(said)).is_oom]
+
+    assert taken == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Memory usage 3.2 GiB exceeds its limit of 3 GiB, spilling to disk",
+        "Memory usage 3.2 GiB is over the limit of 3 GiB, evicting old entries",
+        "test_large: skipping due to insufficient device memory",
+        "Cannot grow the vector when external memory is used.",
+        "Cannot add a reference before allocating any shared memory.",
+        "Failed to open shared memory stats",
+        "Cannot read pages in in-memory database",
+    ],
+)
+def test_what_goes_on_or_is_about_something_else_reports_nothing(text):
+    assert read_message(text).is_oom is False
+
+
+def test_a_comparison_says_how_much_is_missing():
+    text = "Free memory 300 MiB on device 1 is less than the required 712 MiB"
+
+    assert judge(read_message(text)).shortfall_bytes == 412 << 20
