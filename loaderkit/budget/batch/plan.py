@@ -35,6 +35,7 @@ from loaderkit.budget.step.devices import DeviceSpec
 from loaderkit.budget.step.estimate import StepEstimate, estimate
 from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.page import history_sections
+from loaderkit.budget.step.remembered import remembering
 from loaderkit.budget.step.train_step import (
     OptimizerVariant,
     Step,
@@ -418,7 +419,8 @@ def plan_batch(
     samples = read_samples(dataset, collate=chosen.collate_fn)
     planner = _Planner(model, samples, step, usable_bytes, batch_size)
     try:
-        plan = planner.plan(chosen.epochs)
+        with remembering():
+            plan = planner.plan(chosen.epochs)
     except StepError as error:
         fix = samples.as_one_stream()
         if not fix:

@@ -4,7 +4,8 @@ Read in this order.  ``train_step`` is one step as users write it; ``step_copies
 copies all that it uses, ``users_state`` finds what no copy stands for, and
 ``state_snapshots`` puts it back; ``fake_tensors``, ``track`` and ``tracker`` run it
 with fake floats and log every byte (``allocation_log``), with an optimizer that has its
-state (``optimizer_states``); ``output_cache`` remembers what operators gave for fakes.
+state (``optimizer_states``); ``output_cache`` remembers what operators gave for fakes,
+as long as ``remembered`` says (``newest``).
 ``call_arguments``, ``kernels``, ``kernel_calls``, ``layouts``, ``formulas``,
 ``accumulation``, ``sparse_fakes``, ``real_values``, ``index_ranges`` and
 ``unseen_memory`` know what fakes do not show; ``peaks`` and ``allocator`` read the peak

@@ -101,6 +101,22 @@ class Log:
     real_bytes: int = 0
     """Largest sum of real memory the tracking itself took."""
 
+    def order_frees(self) -> None:
+        """Put what is freed between two operators in the order in which it was made.
+
+        Autocast forgets the weights that it cast in the order of their addresses, which
+        are others in each run.
+        """
+        ends = {mark.position - 1 for mark in self.marks} | set(self.inside)
+        begin = 0
+        for position, event in enumerate(self.events):
+            is_made = event.number == position
+            if is_made or position in ends:
+                end = position if is_made else position + 1
+                self.events[begin:end] = sorted(self.events[begin:end])
+                begin = position + 1
+        self.events[begin:] = sorted(self.events[begin:])
+
     def holds_inside(self, position: int, more: UncertainBytes) -> None:
         """Note what a kernel holds; of several at one position the highest counts.
 

@@ -11,7 +11,10 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -114,7 +117,9 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _output_bytes(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
     """Ask torch's rules what an operator would give; 0 where there is none."""
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # Torch would remember each call as long as the process lives.
+        with disable_fake_tensor_cache(fake), fake:
             out = func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- any operator may refuse fake tensors
         return 0

@@ -35,6 +35,7 @@ from loaderkit.budget.step.peaks import (
     storage_parts,
     totals,
 )
+from loaderkit.budget.step.remembered import remembering
 from loaderkit.budget.step.step_copies import bytes_of_loss
 from loaderkit.budget.step.step_errors import (
     error_of_step,
@@ -300,15 +301,16 @@ def estimate(model: torch.nn.Module, batch: object, step: Step) -> StepEstimate:
     """
     started = time.perf_counter()
     begun: list[Log] = []
-    try:
-        step_estimate = _estimate_by_tracking(model, batch, step, begun)
-    except StepError:
-        raise
-    except Exception as error:  # noqa: BLE001 -- any operator may refuse fake tensors
-        seen_bytes = max((_highest_bytes(log) for log in begun), default=0)
-        step_estimate = _estimate_without_tracking(
-            model, batch, step, error, seen_bytes
-        )
+    with remembering():
+        try:
+            step_estimate = _estimate_by_tracking(model, batch, step, begun)
+        except StepError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- any operator may refuse fakes
+            seen_bytes = max((_highest_bytes(log) for log in begun), default=0)
+            step_estimate = _estimate_without_tracking(
+                model, batch, step, error, seen_bytes
+            )
     return replace(step_estimate, seconds=time.perf_counter() - started)
 
 

@@ -40,6 +40,7 @@ from loaderkit.budget.step.kernels import (
     memory_by_marker,
 )
 from loaderkit.budget.step.memory_profile import memory_profile
+from loaderkit.budget.step.newest import newest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,6 +56,8 @@ _ROUNDING_BYTES = 64
 of 8 bytes."""
 _MOST_REMEMBERED = 5_000
 """Calls; chosen."""
+_MOST_KEPT = 500
+"""Those that are kept from one estimate to the next; chosen: those of a few models."""
 
 
 class DifferentiatedCall(NamedTuple):
@@ -103,6 +106,10 @@ class FormulaProbe:
     def clear(self) -> None:
         """Forget everything."""
         self._formulas.clear()
+
+    def trim(self) -> None:
+        """Forget all but the newest formulas."""
+        self._formulas = newest(self._formulas, _MOST_KEPT)
 
     def different(self, calls: Iterable[DifferentiatedCall]) -> list[Formula]:
         """Find formulas that differ, or of which it is not known.

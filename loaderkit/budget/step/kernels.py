@@ -28,11 +28,13 @@ from loaderkit.budget.step.kernel_calls import (
     TensorSpec,
     gives_little,
     operator_name,
+    output_bytes,
     smaller_calls,
     with_choices_of_values,
 )
 from loaderkit.budget.step.measure import parts_of_sparse
 from loaderkit.budget.step.memory_profile import memory_profile
+from loaderkit.budget.step.newest import newest
 from loaderkit.budget.step.shape_rules import (
     values_decide_shapes,
     without_unasked_gradients,
@@ -56,6 +58,9 @@ _FACTORS_OF_PAIRS = _FACTORS[:4]
 """The same where a buffer is a sum of two operands' shares."""
 _MOST_REMEMBERED = 20_000
 """Calls; some 20 MB."""
+_MOST_KEPT = 1_000
+"""Calls that are kept from one estimate to the next; a MB.  Chosen: some times as many
+as a model has, since each takes a real call to learn."""
 _LINE_SHARE = 0.02
 """Of the largest amount, by which amounts may miss a line; chosen, since libraries pad
 rows."""
@@ -119,6 +124,13 @@ class KernelProbe:
         """Forget everything."""
         self._measured.clear()
         self._type_errors.clear()
+
+    def trim(self) -> None:
+        """Forget all but the newest calls."""
+        self._measured = newest(self._measured, _MOST_KEPT)
+        self._type_errors = newest(self._type_errors, _MOST_KEPT)
+        smaller_calls.cache_clear()
+        output_bytes.cache_clear()
 
     def type_error(self, sized: SizedCall) -> Exception | None:
         """Give the error with which a kernel refused the types of its operands.

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from loaderkit.budget.step.kernel_calls import TensorSpec, call_of, smaller_calls
 from loaderkit.budget.step.kernels import invent_arguments, is_safe_to_run
+from loaderkit.budget.step.newest import newest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,8 @@ _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)  # noqa: SLF001 -- an operator
 _MOST_REMEMBERED = 10_000
 """Calls; chosen."""
+_MOST_KEPT = 500
+"""Calls that are kept from one estimate to the next; chosen: those of a few models."""
 _FOLLOWED = (
     *(_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm),
     *(_aten.clone, _aten._to_copy),  # noqa: SLF001 -- an operator
@@ -55,6 +58,16 @@ class OutputLayouts:
         self._seen: dict[KernelCall, tuple[torch.memory_format | None, ...]] = {}
         self._orders: dict[object, tuple[_Order | None, ...]] = {}
         """By a call without its sizes."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._seen.clear()
+        self._orders.clear()
+
+    def trim(self) -> None:
+        """Forget all but the newest calls."""
+        self._seen = newest(self._seen, _MOST_KEPT)
+        self._orders = newest(self._orders, _MOST_KEPT)
 
     def corrected(
         self,

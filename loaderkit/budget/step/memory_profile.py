@@ -36,7 +36,7 @@ def memory_profile() -> Iterator[profile]:
     if not is_set:
         os.environ[_LEVEL] = _SILENT
     try:
-        with _no_collection(), profile(profile_memory=True) as profiled:
+        with no_collection(), profile(profile_memory=True) as profiled:
             yield profiled
     finally:
         if not is_set:
@@ -44,7 +44,12 @@ def memory_profile() -> Iterator[profile]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
+    """Let Python collect no cycles meanwhile, unless the step asks for it itself.
+
+    When it collects depends on all that the process has made before.  What is counted
+    must not: the garbage of a step lives to its end.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

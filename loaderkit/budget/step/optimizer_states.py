@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from loaderkit.budget.step.newest import newest
 from loaderkit.budget.step.optimizer_copies import is_torchs
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_REMEMBERED = 5_000
 """Kinds of parameters; chosen."""
+_MOST_KEPT = 500
+"""Those that are kept from one estimate to the next; chosen: those of a few models."""
 
 
 class _FakeSpec(NamedTuple):
@@ -52,6 +55,10 @@ class OptimizerStates:
         """Forget everything."""
         self._states.clear()
 
+    def trim(self) -> None:
+        """Forget all but the newest kinds."""
+        self._states = newest(self._states, _MOST_KEPT)
+
     def give(self, optimizer: torch.optim.Optimizer) -> None:
         """Give the parameters of a new optimizer their states; no gradient is left.
 
@@ -74,10 +81,16 @@ class OptimizerStates:
         for parameter, kind in kinds.items():
             if kind not in self._states:
                 examples.setdefault(kind, parameter)
+        # Adagrad has a state from the beginning on.
+        had_none = [p for p in examples.values() if not optimizer.state[p]]
         if examples:
             _take_first_step(optimizer, examples.values())
         for kind, example in examples.items():
             self._states[kind] = _describe_state(optimizer.state[example])
+        for example in had_none:
+            # Made below as the others are: an estimate is the same whether its kinds of
+            # parameters are known already or not.
+            del optimizer.state[example]
 
         for parameter, kind in kinds.items():
             # Adagrad makes the states of all at once.

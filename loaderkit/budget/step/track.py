@@ -13,7 +13,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
+from torch.fx import GraphModule
 
 from loaderkit.budget.step.accumulation import references_alone
 from loaderkit.budget.step.allocation_log import Log
@@ -30,9 +34,11 @@ from loaderkit.budget.step.measure import (
     optimizer_state,
     sparse_tensors_of,
 )
+from loaderkit.budget.step.memory_profile import no_collection
 from loaderkit.budget.step.optimizer_states import STATES
 from loaderkit.budget.step.peaks import highest_before_step, peaks_of, totals
 from loaderkit.budget.step.real_values import RealValues
+from loaderkit.budget.step.remembered import remembering
 from loaderkit.budget.step.tracker import ReadsValues, Tracker
 from loaderkit.budget.step.train_step import (
     Step,
@@ -96,8 +102,15 @@ def track_step(
         log = Log()
         if begun is not None:
             begun.append(log)
+        # Torch's mode remembers what it gave for the whole life of a process, and makes
+        # two tensors of one that an operator gives twice (a recurrent layer's bias).
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with preserve_users_state(model, step.loss) as snapshots:
+        with (
+            remembering(),
+            disable_fake_tensor_cache(fake),
+            no_collection(),
+            preserve_users_state(model, step.loss) as snapshots,
+        ):
             tracker = Tracker(
                 fake, log, snapshots=snapshots, assumed=assumed, values=values
             )
@@ -172,8 +185,9 @@ def _track_once(
         warnings.simplefilter("ignore")
         add_workspaces(tracker.calls, log, step.target.traits.kernels)
         add_formulas(tracker, log)
-
-    return not (has_state and _may_change(copies, tracker))
+    may_change = has_state and _may_change(copies, tracker)
+    tracker.end()
+    return not may_change
 
 
 def _may_change(copies: StepCopies, tracker: Tracker) -> bool:
@@ -305,11 +319,14 @@ def _line_of_forward(model: torch.nn.Module, name: str) -> str:
     """Find the code of the user's own that calls a module.
 
     It is the ``forward`` of the module itself, or of the nearest one around it, whose
-    class is no library's: nobody changes ``torch.nn.Linear``.
+    class is no library's: nobody changes ``torch.nn.Linear``, or what torch.fx wrote,
+    whose name has a number that differs from run to run.
     """
     path = name.split(".") if name else []
     for length in range(len(path), -1, -1):
         around = model.get_submodule(".".join(path[:length]))
+        if isinstance(around, GraphModule):
+            continue
         code = getattr(type(around).forward, "__code__", None)
         if code is not None and not is_library_file(code.co_filename):
             return f"{Path(code.co_filename).name}:{code.co_firstlineno}"

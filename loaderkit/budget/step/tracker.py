@@ -195,6 +195,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._checkpoints_of_step = 0
         self.log.marks.append(PhaseStart(len(self.log.events), phase))
 
+    def end(self) -> None:
+        """Log no more: what is freed from now on is freed whenever Python likes."""
+        self.live.clear()
+        self.log.order_frees()
+
     def note_optimizer(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Note whose optimizer it is, before it makes its first update.
 
@@ -509,8 +514,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if all(map(_is_fake, written)):
             return args, kwargs
         if not any(map(_is_fake, tree_iter((args, kwargs)))):
+            # A state that torch's optimizer makes to be looked at has counters of its
+            # own, which a copy would keep alive.
+            is_state_made = self.phase == "base" and self._is_update_torchs
             for tensor in written:
-                if self._is_users(tensor):
+                if not is_state_made and self._is_users(tensor):
                     self._snapshots.note_values(tensor)
             return args, kwargs
         fakes = {
