@@ -8,7 +8,12 @@ from models import Attention
 from torch import nn
 
 from loaderkit import assert_fits, estimate_step
-from loaderkit.errors import DoesNotFitError, OptionError
+from loaderkit.errors import (
+    BudgetError,
+    DoesNotFitError,
+    NotWrittenError,
+    OptionError,
+)
 
 X = torch.zeros(16, 40, 7)
 
@@ -72,3 +77,57 @@ def test_wrong_arguments_are_refused():
         assert_fits(Attention(), X)
     with pytest.raises(TypeError, match="no option 'margin'"):
         assert_fits(Attention(), X, "1 GiB", margin=3)
+
+
+ENTRY = {"peak": 900, "phase": "step", "parts": {"batch": 40}}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "Expecting"),
+        (b"", "Expecting"),
+        (b"\xff\xfe\x00", "decode"),
+        (b"[]", "a list"),
+        (b"7", "an int"),
+        (b'{"small": 7}', "'small' is 7"),
+        (b'{"small": null}', "'small' is None"),
+        (b'{"small": {}}', "'small' is {}"),
+        *(
+            (json.dumps({"small": {**ENTRY, name: value}}).encode(), "'small' is")
+            for name, value in [
+                ("peak", 0),
+                ("peak", -3),
+                ("peak", None),
+                ("peak", "900"),
+                ("peak", float("nan")),
+                ("parts", []),
+                ("parts", {"batch": "40"}),
+            ]
+        ),
+    ],
+)
+def test_a_file_that_holds_no_snapshots_is_told_and_stays_as_it_is(
+    tmp_path, content, reason
+):
+    file = tmp_path / "memory.json"
+    file.write_bytes(content)
+
+    with pytest.raises(BudgetError, match=f"(?s)memory.json holds no.*{reason}"):
+        assert_fits(nn.Linear(7, 1), X, snapshot=file, name="small")
+    assert file.read_bytes() == content
+
+
+def test_an_entry_as_it_is_written_here_is_taken(tmp_path):
+    file = tmp_path / "memory.json"
+    peak = estimate_step(nn.Linear(7, 1), X).peak
+    file.write_text(json.dumps({"small": {**ENTRY, "peak": peak}}))
+
+    assert_fits(nn.Linear(7, 1), X, snapshot=file, name="small")
+
+
+def test_snapshots_that_cannot_be_written_are_told_with_the_folder(tmp_path):
+    with pytest.raises(BudgetError, match="holds no snapshots"):
+        assert_fits(nn.Linear(7, 1), X, snapshot=tmp_path)
+    with pytest.raises(NotWrittenError, match="there is no folder"):
+        assert_fits(nn.Linear(7, 1), X, snapshot=tmp_path / "none" / "memory.json")

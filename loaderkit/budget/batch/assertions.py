@@ -18,10 +18,12 @@ from loaderkit.budget.step.estimate import StepEstimate, estimate_step
 from loaderkit.budget.step.misplaced import answer_misplaced
 from loaderkit.budget.step.train_step import device_spec
 from loaderkit.call_keywords import parse_arguments, suggest_keywords
-from loaderkit.errors import DoesNotFitError, OptionError
+from loaderkit.errors import BudgetError, DoesNotFitError, OptionError
 from loaderkit.mistaken import mistaken_for_batch
+from loaderkit.named_files import write_named_file
 from loaderkit.path_arguments import check_path
 from loaderkit.units import format_bytes, size_in_bytes
+from loaderkit.value_words import kind_of, show_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +80,8 @@ def assert_fits(
         The estimate.
 
     Raises:
+        BudgetError: What is in the snapshot's file is something else.
+        NotWrittenError: It cannot be written.
         DoesNotFitError: It takes more than the limit, or more than the snapshot by more
             than ``rise``; also an ``AssertionError``.
         ValueError: Neither a limit nor a snapshot was given.
@@ -140,10 +144,9 @@ def _check_snapshot(
     step_estimate: StepEstimate, file: Path, name: str, rise: float
 ) -> None:
     """Fail if a peak rose over the one in the file; write it where there is none."""
-    snapshots = json.loads(file.read_text()) if file.exists() else {}
-    before = snapshots.get(name)
+    snapshots = _read_snapshots(file)
     accepts_peaks = _is_to_be_written()
-    if before is None or accepts_peaks:
+    if name not in snapshots or accepts_peaks:
         snapshots[name] = {
             "peak": step_estimate.peak,
             "phase": step_estimate.phase,
@@ -152,6 +155,9 @@ def _check_snapshot(
         _write_sorted(snapshots, file)
         return
 
+    before = snapshots[name]
+    if not _is_snapshot(before):
+        raise _no_snapshots(file, f"under {name!r} is {show_value(before)}")
     # The likely peak here, and no end of it: the same estimate was written down, and
     # what it does not know is in both.
     share_more = step_estimate.peak / before["peak"] - 1
@@ -174,6 +180,40 @@ def _check_snapshot(
     raise DoesNotFitError(message, why=why, fix=f"{UPDATE}=1 pytest, if that is meant")
 
 
+def _read_snapshots(file: Path) -> dict[str, Any]:
+    """Read the peaks that were written down; none where there is no file.
+
+    Raises:
+        BudgetError: The file cannot be read, or holds something else.
+    """
+    if not file.exists():
+        return {}
+    try:
+        snapshots = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _no_snapshots(file, error.strerror or str(error)) from error
+    except ValueError as error:  # neither text nor JSON
+        raise _no_snapshots(file, str(error)) from error
+    if not isinstance(snapshots, dict):
+        raise _no_snapshots(file, f"it is {kind_of(snapshots)}")
+    return snapshots
+
+
+def _is_snapshot(entry: object) -> bool:
+    """Tell whether an entry of the file is one that was written here."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("parts"), dict):
+        return False
+    amounts = [*entry["parts"].values(), entry.get("peak")]
+    are_bytes = all(type(amount) is int and amount >= 0 for amount in amounts)
+    return are_bytes and bool(entry["peak"])
+
+
+def _no_snapshots(file: Path, reason: str) -> BudgetError:
+    message = f"{file} holds no snapshots of peaks."
+    fix = "name another file; or restore it, or delete it to have it written anew"
+    return BudgetError(message, why=reason, fix=fix)
+
+
 def _is_to_be_written() -> bool:
     """Tell whether the environment says that new peaks are accepted.
 
@@ -189,5 +229,5 @@ def _write_sorted(snapshots: dict[str, Any], file: Path) -> None:
     # and of two tests at once the last one's is whole.
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     by_name = dict(sorted(snapshots.items()))
-    draft.write_text(json.dumps(by_name, indent=2) + "\n")
+    write_named_file(draft, json.dumps(by_name, indent=2) + "\n")
     draft.replace(file)
