@@ -631,6 +631,7 @@ def names_of_loaders():
     return sorted({name for name in [*own, *LOADER] if not name.startswith("_")})
 
 
+@pytest.mark.many_cases(quick=140)
 @pytest.mark.parametrize("name", names_of_loaders())
 def test_what_was_decided_of_a_loader_is_not_changed_in_silence(name):
     loader = build_loader(SAMPLES, batch_size=2)
@@ -767,6 +768,7 @@ class Case:
         """As in a ``unittest.TestCase``."""
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("call", [assert_no_leak, LeakDetector("cpu").run])
 def test_a_function_that_needs_arguments_is_told_before_it_is_called(call):
     with pytest.raises(OptionError, match="test_method needs self") as raised:

@@ -131,6 +131,7 @@ def changes_with_torch(*case):
     return changes_of_an_epoch(torch.utils.data.DataLoader, plain, *case)
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.long_cases
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", [plain, in_a_block, prefetched])
@@ -259,6 +260,7 @@ def changes_by_hand(place, failure):
     return changes_of_a_step(by_hand, place, failure)
 
 
+@pytest.mark.many_cases(quick=20)
 @pytest.mark.parametrize(
     "way", [by_micro_batcher, by_pieces, by_windows, by_transactional_step]
 )

@@ -343,6 +343,7 @@ def test_a_model_that_takes_numbers_is_given_them():
     assert estimate_step(Sized(), (5, 3)).peak > 0
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize(
     ("call", "wrong"),
     [

@@ -266,7 +266,7 @@ BEGUN = set()
 """Names of calls that this process has made: the first may import what stays."""
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.usefixtures("own_folder_of_temporary_files")
 @pytest.mark.parametrize(("name", "ending"), CASES)
 def test_a_call_changes_nothing_that_it_does_not_say(name, ending, tmp_path):

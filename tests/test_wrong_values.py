@@ -698,6 +698,7 @@ WRITERS = {
 """What makes a folder for a cache, of a path and a cache that is there."""
 
 
+@pytest.mark.many_cases(quick=24)
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     "written",
@@ -731,6 +732,7 @@ def test_a_url_with_a_slash_too_few_is_not_written_into(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.many_cases(quick=9)
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     "written", ["s3", "s3/rows", "run:1/s3/rows", "2026-11-27T18:30"]

@@ -49,6 +49,7 @@ def test_every_remedy_is_written_for_its_device(backend):
         assert wrong_advice(backend, codes) == []
 
 
+@pytest.mark.slow
 def test_what_is_advised_on_texts_that_people_met_is_for_their_device():
     for text in TEXTS:
         diagnosis = diagnose_oom(text)

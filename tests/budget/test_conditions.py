@@ -106,7 +106,7 @@ def test_a_mask_of_floats_made_of_integers_is_read_as_it_is(asks, padded, width)
     assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("name", READINGS)
 def test_a_step_that_reads_unknown_values_is_in_the_interval(name):
     """The rows take more than what is computed for real, so that nothing is known."""
@@ -264,6 +264,7 @@ class LeftOut(nn.Module):
         return x.square().mean() + self.gates.sum()
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("number", ["drawn", "drawn, read", "learned"])
 @pytest.mark.parametrize("count", [1, 4])
 def test_blocks_left_out_by_a_number_may_be_there_in_the_next_step(number, count):

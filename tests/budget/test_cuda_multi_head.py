@@ -125,6 +125,7 @@ class AttendsToItself(nn.Module):
         return self.attention(rows, rows, rows, **self.named)[0].sum()
 
 
+@pytest.mark.many_cases(quick=12)
 @pytest.mark.parametrize("shape", [(0, 3, 8), (4, 0, 8), (0, 0, 8)])
 @pytest.mark.parametrize("needs_weights", [True, False])
 @pytest.mark.parametrize("mask", [None, "attn_mask", "key_padding_mask"])
@@ -246,6 +247,7 @@ class Padded(nn.Module):
         return self.layer(words, src_key_padding_mask=padding).sum()
 
 
+@pytest.mark.slow
 def test_a_padded_layer_with_dropout_keeps_no_weights():
     """It did: 25.5 MiB in place of 13.1."""
     words = torch.randn(16, 128, 64)

@@ -10,6 +10,7 @@ from loaderkit.budget.step.measure import measure_step
 QUICK = ("walk_embeddings", "two_optimizers", "label_propagation", "knowledge_jumps")
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     "family",
     [

@@ -162,6 +162,7 @@ def rows_that_disagree(seed, *, corrected):
     return names
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_in_any_order_give_what_the_kernel_gives(seed):
     assert rows_that_disagree(seed, corrected=True) == []

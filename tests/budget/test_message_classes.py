@@ -389,6 +389,7 @@ MIRRORS = {
 }
 
 
+@pytest.mark.many_cases(quick=11)
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_message_of_a_class_is_read(name):
     unread = [text for text in CLASSES[name] if read_message(text).is_oom is False]
@@ -520,6 +521,7 @@ def test_prose_about_exhaustion_reports_nothing():
     assert taken == []
 
 
+@pytest.mark.slow
 def test_a_page_of_prose_about_exhaustion_reports_nothing():
     chance = random.Random(1)
     page = " ".join(chance.choice(PROSE) for _ in range(800))

@@ -113,6 +113,7 @@ TALKED_OF = (
 )
 
 
+@pytest.mark.many_cases(quick=14)
 @pytest.mark.parametrize("name", FRAMES)
 def test_what_a_runtime_puts_around_an_error_changes_nothing(name):
     for text in TOLD:
@@ -157,6 +158,7 @@ def test_a_style_that_hides_a_part_is_found_out():
     assert stated(forgets(TORCH)) != stated(TORCH)
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize(
     "word", ["x", "0", "a.", "1,", "_", "=", "(", "OutOf", "%|", "[0]:"]
 )
@@ -222,6 +224,7 @@ ENVELOPES = (
 )
 
 
+@pytest.mark.many_cases(quick=22)
 @pytest.mark.parametrize("way", WAYS_OF_RUNNING_OUT)
 def test_any_memory_can_run_out_in_any_words(way):
     for memory, envelope in itertools.product(KINDS_OF_MEMORY, ENVELOPES):

@@ -103,6 +103,7 @@ def names_for_fix(fix):
     }
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("name", CALLS)
 def test_arguments_in_each_others_place_are_named_and_the_fix_works(name):
     call, _ = CALLS[name]

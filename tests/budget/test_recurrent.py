@@ -49,6 +49,7 @@ def wide():
     return Recurrent(512, 256), torch.rand(1, 300, 512)
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "make", [wide, *(lambda seed=seed: drawn(seed) for seed in range(8))]
 )

@@ -13,6 +13,7 @@ F = torch.nn.functional
 SHAPES = {"none": None, "a column": (16,), "one": (1,), "all": (512, 16)}
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", SHAPES)
 def test_logits_with_weights_are_exact(reduction, weight):

@@ -138,6 +138,7 @@ def test_guides_lists_and_plans_report_nothing(text):
     assert read_message(text).is_oom is False
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("frame", CAME_UP)
 def test_an_error_that_somebody_quotes_as_what_came_up_is_one(frame):
     assert len(ERRORS) > 20

@@ -315,6 +315,7 @@ CALLS = {
 }
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("reach", [by_a_global, by_a_class, by_a_default, by_a_hook])
 def test_what_a_steps_code_changes_is_put_back(reach, call):

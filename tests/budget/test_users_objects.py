@@ -147,6 +147,7 @@ def budget_calls(model, loss):
     yield lambda: measure_step(model, rows, Step(loss))
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(("loss", "part"), [way[1:] for way in LOSSES], ids=[
     way[0] for way in LOSSES
 ])  # fmt: skip
@@ -256,6 +257,7 @@ WAYS_TO_KEEP = [
 ]
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("way", WAYS_TO_KEEP)
 def test_the_training_finds_no_fakes_in_what_a_model_keeps(way):
     rows = torch.rand(ROWS, WIDTH)

@@ -222,6 +222,7 @@ def attempt(load):
 CASES = [(kind, read) for kind in KINDS for read in READS]
 
 
+@pytest.mark.many_cases(quick=68)
 @pytest.mark.parametrize(
     ("kind", "read"), CASES, ids=[f"{k} {r.__name__}" for k, r in CASES]
 )

@@ -81,6 +81,7 @@ def test_keys_are_found_through_any_composition(named, seed):
             row_of(dataset, key)
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("seed", range(0, 40, 8))
 def test_what_is_packed_of_packed_samples_keeps_their_keys(named, seed, tmp_path):
     dataset, composed_keys = compose(named, NAMES, random.Random(seed))

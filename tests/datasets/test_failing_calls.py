@@ -35,7 +35,8 @@ from loaderkit import open_cache, pack
 from loaderkit.errors import CacheError
 from loaderkit.testing import assert_same
 
-pytestmark = pytest.mark.needs("cc")
+# Jobs run in a process that imports PyG: 4 s of CPU.
+pytestmark = [pytest.mark.needs("cc"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,6 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("state", "fault", "where", "workers"), CASES)
 def test_a_failing_call_is_told_and_loses_nothing(
     runner, scenarios, tmp_path, state, fault, where, workers
@@ -84,7 +84,6 @@ def test_a_failing_call_is_told_and_loses_nothing(
     assert broken == []
 
 
-@pytest.mark.slow
 def test_a_note_that_cannot_be_read_is_not_thrown_away(runner, scenarios, tmp_path):
     """Each call by which a run looks at what an earlier one finished, all of them."""
     scenario, path = scenarios["resumed"], tmp_path / "c.lk"
@@ -98,7 +97,6 @@ def test_a_note_that_cannot_be_read_is_not_thrown_away(runner, scenarios, tmp_pa
         assert (outcome.hits, broken) == (1, [])
 
 
-@pytest.mark.slow
 def test_what_libhdf5_cannot_read_back_is_an_error_of_the_disk(
     runner, scenarios, tmp_path
 ):
@@ -119,7 +117,6 @@ def test_what_libhdf5_cannot_read_back_is_an_error_of_the_disk(
         assert (outcome.status, outcome.hits, broken) == ("CacheError", 1, [])
 
 
-@pytest.mark.slow
 def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_done(
     runner, tmp_path
 ):
@@ -143,7 +140,6 @@ def test_a_worker_that_is_killed_at_any_rename_of_a_stream_leaves_nothing_half_d
     assert endings["ok"] >= 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part"),
     [
@@ -175,7 +171,6 @@ FAILURES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FAILURES))
 def test_calls_that_fail_in_any_job_are_told_in_our_words(runner, tmp_path, name):
     """And the same job again ends as if nothing had been."""
@@ -216,7 +211,6 @@ def test_calls_that_fail_in_any_job_are_told_in_our_words(runner, tmp_path, name
     assert killed_steps.what_is_seen(job.path, scenario) == "new"
 
 
-@pytest.mark.slow
 def test_samples_that_were_added_are_not_added_again_where_tidying_up_fails(
     runner, tmp_path
 ):
@@ -232,7 +226,6 @@ def test_samples_that_were_added_are_not_added_again_where_tidying_up_fails(
     assert killed_steps.what_is_seen(job.path, scenario) == "new"
 
 
-@pytest.mark.slow
 def test_a_shard_that_is_none_and_a_file_that_stays_would_be_seen(runner, tmp_path):
     scenario = killed_steps.set_up(runner, tmp_path, killed_steps.SETTINGS["push"])
     shard = next(name for name in scenario.wanted if name.startswith("store/0"))
@@ -303,7 +296,6 @@ def test_bytes_are_on_the_disk_before_the_names_that_promise_them(runner, tmp_pa
         assert failing_calls.unsynced(log, path, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [
@@ -405,7 +397,6 @@ def hold_soft_lock(path, ready):
     lock.release()
 
 
-@pytest.mark.slow
 def test_a_lock_file_of_a_dead_process_holds_nobody_up(runner, tmp_path):
     path, ready = tmp_path / "c.lk", FORK.Event()
     path.mkdir()
@@ -420,7 +411,6 @@ def test_a_lock_file_of_a_dead_process_holds_nobody_up(runner, tmp_path):
     assert runner.run(Pack(str(path)), fault).status == "ok"
 
 
-@pytest.mark.slow
 def test_an_error_of_another_kind_does_not_lead_to_a_second_lock(runner, tmp_path):
     """A process that took the other lock would pack beside the one that holds this."""
     path = tmp_path / "c.lk"
@@ -449,7 +439,6 @@ def pack_with_file_limit(path, limit, compression):
     assert "fix: " in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_a_disk_that_is_full_at_any_size_is_an_error_of_ours(tmp_path, compression):
     for limit in [0, 100, 3000, 10_000, 15_000]:
@@ -472,7 +461,6 @@ def overwrite_again_and_again(path, times):
         pack([number] * 20, path, workers=0, overwrite=True, shard_bytes=300)
 
 
-@pytest.mark.slow
 def test_a_reader_sees_one_generation_while_it_is_packed_again_and_again(tmp_path):
     path = tmp_path / "c.lk"
     overwrite_again_and_again(path, 1)

@@ -110,6 +110,7 @@ def follow(fix, dataset, value):
     return True
 
 
+@pytest.mark.many_cases(quick=8)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_method_refuses_it_refuses_with_a_fix_that_works(method, datasets):
     errors = []

@@ -588,6 +588,7 @@ def all_readings(dataset):
         yield torch.cat(list(loader)).tolist()
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, "1 MiB"], ids=["many", "one"])
 @pytest.mark.parametrize("links", [0, 1], ids=["deleted", "linked elsewhere"])
 def test_a_dataset_that_was_read_goes_on_when_its_cache_is_packed_again(

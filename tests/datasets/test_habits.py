@@ -560,6 +560,7 @@ def test_parts_that_cannot_be_are_refused(rows, sizes):
         rows.train_test_split(*sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("sklearn")
 def test_the_splitters_of_sklearn_divide_it_as_they_divide_a_list(rows):
     from sklearn import model_selection
@@ -789,6 +790,7 @@ def test_map_packs_what_a_function_makes_of_each_sample(rows, tmp_path):
     assert mapped.cache == tmp_path / "m.lk"
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.needs("datasets")
 @pytest.mark.parametrize("removed", [None, "text", ["text", "number"]])
 @pytest.mark.parametrize("with_indices", [True, False])
@@ -913,6 +915,7 @@ def test_a_summary_that_cannot_be_printed_says_what_to_install(ours):
         ours.print_summary()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("lightning")
 def test_a_lightning_datamodule_of_pyg_gives_what_it_gives_over_pygs(ours, pygs):
     # 2 s, which every process that collects tests would take

@@ -277,6 +277,7 @@ def lengthened(sample):
     return sample
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize(
     "function",
     [

@@ -111,6 +111,7 @@ def test_keys_of_one_name_are_told(tmp_path):
         len(Named([1, "1"], cache=tmp_path / "c.lk"))
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -98,6 +98,7 @@ def test_graphs_from_a_store_are_batched_as_pyg_does(tmp_path):
     assert not list((tmp_path / "m" / "packing").glob("*/*.h5"))
 
 
+@pytest.mark.slow
 def test_sizes_of_graphs_are_read_shard_by_shard_where_the_mirror_is_small(tmp_path):
     graphs = [
         Data(x=torch.ones(n, 9), edge_index=torch.zeros(2, n, dtype=torch.long))

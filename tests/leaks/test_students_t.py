@@ -9,6 +9,7 @@ from loaderkit.leaks.students_t import quantile, upper_tail
 pytestmark = pytest.mark.needs("sklearn")
 
 
+@pytest.mark.slow
 @given(st.floats(-50, 50), st.integers(1, 300))
 def test_the_chance_above_t_is_scipys(t, freedom):
     from scipy import stats

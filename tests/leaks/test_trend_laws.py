@@ -58,6 +58,7 @@ def test_leaks_of_thirty_standard_errors_are_mostly_found_in_thirty_epochs():
     assert STEADY not in verdicts
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_what_only_looks_like_a_leak_is_none(name):
     verdicts = [verdict_of(lookalike(name, seed)) for seed in range(40)]

@@ -85,6 +85,7 @@ WRAPS = {
 }
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.long_cases
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("change", CHANGES)

@@ -916,6 +916,7 @@ def test_more_batches_ahead_than_files_are_refused_with_a_limit_that_would_do(
     assert build_loader(numbers, prefetch_factor=9, **options)
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("prefetch_factor", [10**6, 10**9, 2**63])
 def test_an_epoch_of_fewer_batches_than_are_asked_for_ahead_begins_at_once(
     prefetch_factor,

@@ -83,6 +83,7 @@ def sizes_or_none(dataset, name):
         return None
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_sizes_are_those_of_a_cache_of_the_same_samples(kind, tmp_path):
     samples = [SAMPLES[kind](number) for number in range(COUNT)]

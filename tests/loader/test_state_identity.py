@@ -72,7 +72,7 @@ def state_after(loader, batches):
     return loader.state_dict()
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=19)
 @pytest.mark.parametrize("how", sorted(LOADERS))
 @pytest.mark.parametrize("batches", [0, 2, 6])
 @pytest.mark.parametrize("kind", [*SAME, *OTHERS, *UNKNOWN])

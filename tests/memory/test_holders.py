@@ -53,6 +53,7 @@ def test_a_way_through_containers_and_attributes():
     assert holder.line.startswith(HERE)
 
 
+@pytest.mark.slow
 def test_a_global_and_a_class_attribute():
     target = torch.zeros(1)
     GLOBAL["retained"] = target
@@ -115,7 +116,7 @@ def _keep_in(owner, target):
         owner.cache = [target]
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(
     ("make_owner", "outside"),
     [
@@ -192,6 +193,7 @@ def test_the_traceback_of_an_error_that_was_kept():
     assert "in work" in holder.where
 
 
+@pytest.mark.slow
 def test_a_cycle_that_nothing_else_holds():
     class Node:
         pass
@@ -248,6 +250,7 @@ def test_looking_leaves_nothing_behind():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_local_variables_are_read_without_being_kept():
     def work():
         target = torch.zeros(1)
@@ -294,6 +297,7 @@ def train(item):
 """
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("find", "path", "line"),
     [
@@ -355,6 +359,7 @@ WAYS_TO_GROW = [
 ]
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize(("base", "growth"), WAYS_TO_GROW)
 def test_a_container_that_its_own_class_fills_has_the_line_of_the_class(
     base, growth, tmp_path, monkeypatch

@@ -55,6 +55,7 @@ IS_HERE = {
 }
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("device", IS_HERE)
 def test_a_device_that_is_not_here_is_a_reason_and_no_error(device):
     sample = loaderkit.read_memory(device)
