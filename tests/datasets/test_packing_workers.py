@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from ended_children import pages_of_ended_children
 
 from loaderkit import open_cache, pack
 from loaderkit.datasets import packing_workers
@@ -192,14 +193,22 @@ def test_a_failure_that_holds_no_error_is_rebuilt_from_its_text(pickled):
     assert "Traceback: x" in str(rebuilt)
 
 
-def test_a_few_samples_in_memory_are_packed_without_processes(tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(packing_workers, "_start_worker", started.append)
+def test_a_few_samples_in_memory_are_packed_without_processes(tmp_path):
+    samples = [{"x": torch.full((3,), n)} for n in range(50)]
+    before = pages_of_ended_children()
 
-    pack([{"x": torch.full((3,), n)} for n in range(50)], tmp_path / "c")
+    pack(samples, tmp_path / "c")
 
-    assert not started
+    assert pages_of_ended_children() == before
     assert len(open_cache(tmp_path / "c")) == 50
+
+
+def test_its_twin_with_a_worker_has_a_child(tmp_path):
+    before = pages_of_ended_children()
+
+    pack(CountsTo(50), tmp_path / "c", workers=1)
+
+    assert pages_of_ended_children() > before
 
 
 @pytest.mark.parametrize("workers", [None, 2])
@@ -207,6 +216,7 @@ def test_many_samples_in_memory_are_read_by_workers_too(tmp_path, workers):
     """With no time alone, the first span is read by a worker already."""
     samples = [{"x": torch.full((3,), n)} for n in range(200)]
     with pytest.MonkeyPatch.context() as patch:
+        # Samples that take half a second to read would do, and take it.
         patch.setattr(packing_workers, "_ALONE_S", 0.0)
         pack(samples, tmp_path / "c", workers=workers)
 

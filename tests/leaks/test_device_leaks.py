@@ -14,8 +14,6 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from loaderkit import LeakDetector
-from loaderkit.memory import probes
-from loaderkit.memory.probes import CudaLikeProbe
 
 KIB = 1 << 10
 EPOCHS = 12
@@ -80,11 +78,9 @@ class Host:
 @pytest.fixture
 def card(monkeypatch):
     card = Card()
-    of_cpu = probes.probe_of(torch.device("cpu"))
+    real = torch.get_device_module
     monkeypatch.setattr(
-        probes,
-        "probe_of",
-        lambda device: CudaLikeProbe("cuda", card) if device.type == "cuda" else of_cpu,
+        torch, "get_device_module", lambda kind: card if kind == "cuda" else real(kind)
     )
     return card
 

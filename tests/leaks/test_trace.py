@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from loaderkit import LeakDetector
-from loaderkit.leaks import trace
 from loaderkit.leaks.trace import allocation_sites, device_sites
-from loaderkit.memory import probes
-from loaderkit.memory.probes import CudaLikeProbe
 
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -77,10 +74,12 @@ class Card:
 @pytest.fixture
 def card(monkeypatch):
     fake_card = Card()
-    for module in (trace, probes):
-        monkeypatch.setattr(
-            module, "probe_of", lambda _: CudaLikeProbe("cuda", fake_card)
-        )
+    real = torch.get_device_module
+    monkeypatch.setattr(
+        torch,
+        "get_device_module",
+        lambda kind: fake_card if kind == "cuda" else real(kind),
+    )
     monkeypatch.setattr(
         torch._C, "_cuda_isHistoryEnabled", lambda: fake_card.recorded, raising=False
     )

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from ended_children import pages_of_ended_children
 
 from loaderkit import build_loader
 from loaderkit.errors import LoaderError
@@ -50,8 +51,12 @@ def readers(folder):
 @pytest.mark.slow
 @forks
 def test_building_a_loader_opens_nothing_here(folder):
+    before = pages_of_ended_children()
+
     loader = build_loader(KeepsItsFile(folder), batch_size=10, seed=0)
 
+    # What the test below would see: a child was there.
+    assert pages_of_ended_children() > before
     assert "a batch takes" in loader.plan.num_workers.reason
     assert readers(folder)
     assert os.getpid() not in readers(folder)
@@ -61,14 +66,12 @@ def test_building_a_loader_opens_nothing_here(folder):
 
 
 @forks
-def test_a_dataset_in_memory_is_measured_here(monkeypatch):
-    def refused(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(probe, "_measure_in_a_fork", refused)
+def test_a_dataset_in_memory_is_measured_here():
+    before = pages_of_ended_children()
 
     loader = build_loader(list(torch.arange(100.0)), batch_size=10)
 
+    assert pages_of_ended_children() == before
     assert loader.plan.num_workers.reason.startswith("a whole epoch takes")
 
 
@@ -119,6 +122,7 @@ def test_slow_samples_that_cannot_be_joined_are_told_as_quick_ones_are():
 @pytest.mark.slow
 @forks
 def test_a_sample_that_takes_too_long_is_given_up(folder, monkeypatch):
+    # The limit itself is 10 s, of waiting.
     monkeypatch.setattr(probe, "_LONGEST_S", 0.3)
 
     loader = build_loader(KeepsItsFile(folder, wait_s=3600))
@@ -139,6 +143,7 @@ def test_a_copy_is_measured_where_processes_are_spawned(folder):
 
 
 def test_a_large_dataset_is_not_copied(folder, monkeypatch):
+    # The limit itself: so much would be made, pickled and read.
     monkeypatch.setattr(probe, "_MOST_COPIED_BYTES", 1000)
     dataset = KeepsItsFile(folder)
     dataset.table = torch.zeros(1000)

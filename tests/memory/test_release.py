@@ -9,9 +9,8 @@ from torch._subclasses import FakeTensorMode
 
 import loaderkit
 from loaderkit.errors import OptionError
-from loaderkit.memory import cache_cleaner
 from loaderkit.memory.cache_cleaner import EpochCacheCleaner
-from loaderkit.memory.release import CachedBytes, cached_bytes
+from loaderkit.memory.release import cached_bytes
 
 MIB = 1 << 20
 
@@ -273,15 +272,17 @@ def test_hygiene_that_brings_something_goes_on():
 
 
 @pytest.mark.slow
-def test_hygiene_empties_a_device_only_when_much_lies_unused(monkeypatch):
-    answers = iter(
-        [CachedBytes(1000 * MIB, 10 * MIB), CachedBytes(1000 * MIB, 500 * MIB)]
-    )
-    monkeypatch.setattr(cache_cleaner, "cached_bytes", lambda _: next(answers))
-    keeper = EpochCacheCleaner("cpu")
+def test_hygiene_empties_a_device_only_when_much_lies_unused(install):
+    cards = install(Cards())
+    keeper = EpochCacheCleaner("cuda")
 
+    cards.reserved, cards.allocated = [1000 * MIB, 0], [990 * MIB, 0]
     keeper.end_epoch()
+    assert cards.reserved[0] == 1000 * MIB
+
+    cards.allocated = [500 * MIB, 0]
     keeper.end_epoch()
+    assert cards.reserved[0] == 500 * MIB
 
     assert keeper.report.skipped == 1
     assert keeper.report.times == 1
