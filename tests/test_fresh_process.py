@@ -5,6 +5,9 @@ import os
 import pytest
 from fresh_process import in_fresh_process
 
+# The server imports torch and PyG first: 6 s of CPU.
+pytestmark = pytest.mark.slow
+
 HERE = os.getpid()
 
 

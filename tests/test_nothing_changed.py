@@ -327,6 +327,7 @@ def started(thread):
     thread.start()
 
 
+@pytest.mark.slow
 @in_fresh_process
 def test_each_kind_of_change_is_seen():
     kinds = dict(one_of_each_kind())

@@ -97,6 +97,7 @@ def test_numbers_that_are_written_where_a_mask_holds_are_no_choice(fill):
 
 
 def test_taken_for_choices_they_would_be_seen(monkeypatch):
+    # The same update, by a tracker that does not know how masks are filled.
     monkeypatch.setattr(tracker, "_fills_masked", lambda *_: False)
     model, x, step = Filling(fill_twice), torch.randn(700, 32), Step(optimizer=None)
 

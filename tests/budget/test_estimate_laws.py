@@ -182,6 +182,7 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
             for pair in calls
         }
 
+    # Kernels of this machine hold what they hold: what was learnt of them is left out.
     monkeypatch.setattr(kernels.KernelProbe, "workspaces", nothing)
     batch = (torch.randn(512, 32), torch.randn(512, 256))
     model, step = nn.Linear(32, 256), Step(loss=LOSSES["mse"])
@@ -193,6 +194,7 @@ def test_a_kernel_that_holds_more_than_was_learnt_would_be_seen(monkeypatch):
 
 
 def test_a_probe_that_forgets_keeps_what_it_is_asked_about(monkeypatch):
+    # The limit itself is 20,000 kernels, run and measured.
     monkeypatch.setattr(kernels, "_MOST_REMEMBERED", 0)
     probe = kernels.KernelProbe()
     vectors = [torch.rand(length) for length in (10, 20)]
@@ -503,6 +505,7 @@ def test_what_a_function_of_the_users_adds_takes_new_tensors():
 
 
 def test_its_twin_that_adds_in_place_would_be_seen(monkeypatch):
+    # As if a function of the user's were one of torch's.
     monkeypatch.setattr(accumulation, "BackwardCFunction", ())
     model, x, step = OnOwnTerms(), torch.randn(500, 16), Step(optimizer=None)
 
@@ -720,6 +723,7 @@ def test_a_formula_that_cannot_be_tried_is_not_known(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise RuntimeError
 
+    # addmm can be tried everywhere; a kernel that cannot be is another machine's.
     monkeypatch.setattr(formulas, "_run_backward_pass", refuse)
     x = torch.empty(8, 8)
     call = call_of(torch.ops.aten.addmm.default, (x[0], x, x), {})
@@ -792,6 +796,7 @@ def test_a_bias_that_is_added_in_place_takes_nothing():
 
 
 def test_its_twin_that_adds_it_to_a_new_tensor_would_be_seen(monkeypatch):
+    # Without the operators that add in place, the same model.
     monkeypatch.setattr(tracker, "_ADDING_IN_PLACE", set())
     model, batch, step = OnColumns(), torch.randn(8, 300, 128), Step(optimizer=None)
 

@@ -81,6 +81,7 @@ def test_what_is_resized_takes_its_new_size(function, autocast):
 
 
 def test_its_twin_that_looks_at_no_sizes_would_be_seen(monkeypatch):
+    # No model makes the tracker pass over a size: the look at it is taken out.
     monkeypatch.setattr(tracker.Tracker, "_log_if_resized", lambda *_: False)
     step, x = Step(optimizer=None), torch.randn(600, 16)
 

@@ -108,6 +108,7 @@ def test_the_step_is_refused_if_and_only_if_torch_refuses_it(name, numbers):
 
 
 def test_its_twin_that_does_not_look_would_be_seen(monkeypatch):
+    # The same index, by a tracker that does not look at it.
     monkeypatch.setattr(tracker, "index_error_of", lambda *_: None)
     beyond = torch.tensor([9])
 

@@ -155,6 +155,7 @@ def test_formulas_that_add_terms_of_their_own_are_exact(operator, shape):
 
 
 def test_their_twin_that_adds_terms_in_place_would_be_seen(monkeypatch):
+    # torch's own formulas say which add terms: what reads them is taken out.
     monkeypatch.setattr(RunningNode, "adds_own_term", lambda *_: False)
     model = nn.Sequential(nn.Linear(8, 8), _OnMatrices(torch.linalg.pinv, (30, 40, 8)))
 

@@ -104,6 +104,7 @@ def test_an_instance_takes_what_a_training_with_it_takes(grouping, name):
 
 
 def test_an_optimizer_taken_for_one_of_all_parameters_would_be_seen(monkeypatch):
+    # No instance hides its groups: the copy is made without them.
     monkeypatch.setattr(optimizer_copies, "_groups_of_twins", lambda *_: [])
 
     with pytest.raises(AssertionError, match="some"):

@@ -102,6 +102,7 @@ def test_what_is_given_is_what_a_first_step_makes(name):
 
 
 def test_what_is_remembered_for_other_options_would_be_seen(monkeypatch):
+    # No options make two kinds one: what tells them apart is taken out.
     monkeypatch.setattr(
         optimizer_states, "_kind_of", lambda parameter, *_: parameter.shape
     )

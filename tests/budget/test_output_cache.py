@@ -193,6 +193,7 @@ def test_numbers_that_are_equal_and_of_other_types_are_told_apart(value):
 def test_tracked_steps_have_what_torchs_mode_gives(family, seed, monkeypatch):
     drawn = draw_step(seed) if family == "layers" else draw_model_step(seed, family)
     compared = Compared()
+    # In the place of our cache, one that asks torch each time and gives the same.
     monkeypatch.setattr(tracker, "OUTPUTS", compared)
 
     track_step(drawn.model, drawn.batch, drawn.step)

@@ -139,6 +139,7 @@ def test_it_is_so_where_a_column_is_compressed_in_some_shards(
 @settings(max_examples=15, deadline=None)
 def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
     with pytest.MonkeyPatch.context() as patch:
+        # As on macOS, which cannot map files side by side.
         patch.setattr(shards_module, "is_available", lambda: False)
         assert_batches_are_the_samples(folders(), case)
 
@@ -148,6 +149,7 @@ def test_it_is_so_where_files_cannot_lie_side_by_side(folders, case):
 @settings(max_examples=15, deadline=None)
 def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
     with pytest.MonkeyPatch.context() as patch:
+        # Files that are larger than the memory would have to be written.
         patch.setattr(shards_module, "_SMALL_BYTES", 0)
         assert_batches_are_the_samples(folders(), case, free_bytes=lambda: 0)
 
@@ -157,6 +159,7 @@ def test_it_is_so_where_the_files_are_larger_than_memory(folders, case):
 @settings(max_examples=10, deadline=None)
 def test_it_is_so_where_shards_have_too_many_offsets_to_check_at_once(folders, case):
     with pytest.MonkeyPatch.context() as patch:
+        # The limit itself is a million samples.
         patch.setattr(column_parts_module, "_MAX_OFFSETS_CHECKED_ON_OPENING", 0)
         assert_batches_are_the_samples(folders(), case)
 
@@ -193,6 +196,7 @@ def test_a_planted_wrong_place_is_found(folders, monkeypatch):
         starts, lengths = locate_rows(self, samples, shards)
         return starts + (shards > 0), lengths
 
+    # No file does this: a wrong place is a fault of ours.
     monkeypatch.setattr(JoinedPart, "locate_rows", one_too_far)
     samples = [
         {"wide": np.full((3, 2), n, "<f4"), "narrow": np.arange(3)} for n in range(9)

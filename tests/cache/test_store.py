@@ -163,6 +163,7 @@ def test_verify_names_the_file_that_was_changed(tmp_path):
 def test_offsets_that_lead_outside_are_refused_even_where_nothing_is_hashed(
     tmp_path, monkeypatch
 ):
+    # The limit itself is a million samples.
     monkeypatch.setattr(
         "loaderkit.cache.column_parts._MAX_OFFSETS_CHECKED_ON_OPENING", 0
     )

@@ -189,6 +189,7 @@ def test_the_molecules_are_real():
 def test_the_demo_packs_trains_and_compares(tmp_path, capsys, monkeypatch):
     molecules = read_molecules()
     assert len(molecules) == 1282
+    # An eighth of the molecules: the demo is the same, and shorter.
     monkeypatch.setattr(
         "loaderkit.cli.molecule_demo.read_molecules", lambda: molecules[::8]
     )

@@ -192,6 +192,7 @@ def test_the_check_itself_would_see_a_mix(tmp_path, monkeypatch):
 
     options = {"workers": 0, "shard_bytes": SHARD_BYTES}
     killed(pack_list, tmp_path, 1, at=40, **options)
+    # The comparison is what the law is about: no folder makes it say nothing.
     monkeypatch.setattr(PackingRun, "_difference_from_source", lambda *_: "")
 
     pack_list(tmp_path, 2, **options)

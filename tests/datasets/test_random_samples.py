@@ -135,6 +135,7 @@ class Exits(torch.utils.data.Dataset):
 
 def test_seeds_of_rows_cost_nothing_where_nobody_draws(tmp_path, monkeypatch):
     seeded = []
+    # Seeds are set and taken back at once: nothing is left to see them by.
     monkeypatch.setattr("loaderkit.datasets.block_readers.seed_all", seeded.append)
 
     pack([Noisy()[row] for row in range(5)], tmp_path / "list.lk", workers=0)

@@ -523,6 +523,7 @@ HOSTILE = [
 def test_plain_values_that_pack_never_writes_are_an_error_of_ours(
     tmp_path, monkeypatch, text
 ):
+    # Written so, the checksum of the file is right and only its values are strange.
     monkeypatch.setattr(kinds_module, "to_bytes", lambda _value: text.encode())
     dataset = pack([{"v": [1]}] * 2, tmp_path / "c.lk", workers=0)
 

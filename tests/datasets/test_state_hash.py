@@ -80,6 +80,7 @@ def test_what_a_tensor_carries_counts():
 
 
 def test_bytes_of_tensors_count_for_the_limit(monkeypatch):
+    # The limit itself is 256 MiB, made and hashed for each assert.
     monkeypatch.setattr(state_hash, "_MOST_STATE_BYTES", 10_000)
 
     assert hash_state([torch.zeros(100)] * 2) is not None

@@ -80,6 +80,7 @@ def test_a_finder_that_knows_more_of_a_container_is_heard_in_place_of_the_usual_
         ]
 
     row = blame.OBJECT_FINDERS[0]._replace(find=find_closures)
+    # A row as a maintainer adds it.
     monkeypatch.setattr(blame, "OBJECT_FINDERS", (*blame.OBJECT_FINDERS, row))
     before = take_census(0)
     for _ in range(8):
@@ -246,6 +247,7 @@ def rebuild(shape, item, holder, *, is_bounded=False):
     return find_growth(before, 8, rate=8 * BIG)
 
 
+@pytest.mark.many_cases(quick=11)
 @pytest.mark.parametrize("shape", REBUILT)
 @pytest.mark.parametrize("item", ITEMS)
 @pytest.mark.parametrize("holder", HOLDERS)

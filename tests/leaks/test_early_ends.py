@@ -137,6 +137,7 @@ def test_a_leak_is_told_however_the_loop_ends(end):
     assert told.filename == __file__
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("end", [*RAISED, *JUDGED, *TOLD_TO_ASK])
 def test_its_twin_that_keeps_nothing_ends_in_silence(end):
     with warnings.catch_warnings():
@@ -181,6 +182,7 @@ def few_calls(detector):
     detector.run(keep_nothing(), epochs=3)
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("use", "words"),
     [

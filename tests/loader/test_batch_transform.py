@@ -67,6 +67,7 @@ def test_it_comes_after_the_users_collate_fn():
 
 def test_a_cache_is_still_gathered(tmp_path, monkeypatch):
     packed = pack(GRAPHS, tmp_path / "graphs", workers=0)
+    # Batches are equal either way: reading samples must be out of reach.
     monkeypatch.setattr(type(packed), "read_together", None)
 
     [batch, *_] = build_loader(packed, batch_size=3, batch_transform=doubled)

@@ -180,6 +180,7 @@ def samples_on_cuda():
 
 @pytest.fixture
 def cuda_is_here(monkeypatch):
+    # torch has no card here; its tensors are fakes on one.
     monkeypatch.setattr(read_facts, "read_capability", lambda _: ON_CUDA)
 
 

@@ -474,6 +474,7 @@ def test_the_state_of_a_loader_that_counts_what_is_copied_is_refused(monkeypatch
     assert moved.state_dict() == {"batches": 2}
 
     with_streams = dataclasses.replace(moved.capability, asynchronous=True)
+    # Of a device with streams only what it says matters here.
     monkeypatch.setattr(moved, "capability", with_streams)
     with pytest.raises(LoaderError, match="cannot tell the state of a Stateful"):
         moved.state_dict()

@@ -177,6 +177,7 @@ def test_the_order_is_that_of_the_loader(packed, options, order):
 
 
 def test_a_cache_larger_than_memory_has_its_disk_measured(packed, monkeypatch):
+    # A machine of two pages: a cache larger than this one's memory is none for a test.
     monkeypatch.setattr(
         "loaderkit.datasets.cached_samples.page_cache_bytes", lambda: 2 * PAGE
     )

@@ -179,6 +179,7 @@ def test_shares_of_pages_are_added_up_over_processes():
 
 
 def test_without_proc_psutil_tells_what_it_can(monkeypatch):
+    # As on macOS and Windows: the folder cannot be taken away here.
     monkeypatch.setattr(process, "PROC", "/nowhere")
 
     readings = process.quick_counters()
