@@ -145,6 +145,8 @@ def test_a_loader_sent_to_ranks_is_refused_unless_that_was_asked_for(tmp_path):
 
 @pytest.mark.many_cases
 @pytest.mark.filterwarnings("ignore:the batches of all ranks are given")
+# a length is asked for between epochs of other lengths
+@pytest.mark.filterwarnings("ignore:epoch .* the last length that was asked for")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_look_at_the_samplers_does_not_move_the_loader(name):
     if name == "RandomSampler, own generator":

@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,8 +66,15 @@ def test_shared_memory_counts_apart(before):
         assert change_since("malloc", before) < MIB
 
 
-def test_pages_of_a_file_are_no_private_memory(before, tmp_path):
-    file = tmp_path / "pages"
+@pytest.fixture
+def folder_on_disk():
+    """A folder apart from those of tests, which a quick run has in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_pages_of_a_file_are_no_private_memory(before, folder_on_disk):
+    file = folder_on_disk / "pages"
     # In pieces: malloc may have 32 MiB in a hole of its heap, and then keeps the pages.
     with file.open("wb") as pages:
         for _ in range(32):
