@@ -186,3 +186,70 @@ def test_a_comparison_says_how_much_is_missing():
     text = "Free memory 300 MiB on device 1 is less than the required 712 MiB"
 
     assert judge(read_message(text)).shortfall_bytes == 412 << 20
+
+
+HEADLINES = (
+    "CUDA out of memory",
+    "GPU memory allocation failed",
+    "Insufficient GPU memory",
+)
+AMOUNTS = {
+    "requested": (
+        "requested 712 MiB",
+        "needs 712 MiB",
+        "size: 712 MiB",
+        "want 712 MiB",
+        "tried to allocate 712 MiB",
+    ),
+    "free": (
+        "free: 300 MiB",
+        "300 MiB free",
+        "avail=300MiB",
+        "only 300 MiB available",
+        "available 300 MiB",
+    ),
+    "limit": ("limit 4 GiB", "max 4 GiB", "quota 4 GiB", "allowed 4 GiB"),
+}
+SIZES = {"requested": 712 << 20, "free": 300 << 20, "limit": 4 << 30}
+
+
+def test_amounts_behind_a_headline_are_told_in_any_order():
+    rows = list(itertools.product(HEADLINES, *AMOUNTS.values()))
+    orders = list(itertools.permutations(range(len(AMOUNTS))))
+    wrong = []
+    for number, (headline, *amounts) in enumerate(drawn(rows, 150)):
+        order = orders[number % len(orders)]
+        text = f"{headline}: {', '.join(amounts[place] for place in order)}"
+        message = read_message(text)
+        if any(getattr(message, role) != size for role, size in SIZES.items()):
+            wrong.append(text)
+
+    assert wrong == []
+
+
+ENDED = (
+    "was killed",
+    "has been terminated",
+    "exited",
+    "was restarted",
+    "died",
+)
+REASONS = (
+    "due to memory pressure",
+    "for exceeding its memory limit of 4 GiB",
+    "because it used too much memory",
+    "(out of memory)",
+    "due to low memory",
+)
+
+
+@pytest.mark.parametrize("label", [*LABELS, "WARN executor: "])
+def test_what_was_ended_for_its_memory_is_told_at_any_level_of_a_log(label):
+    texts = [
+        f"{label}{subject} {end} {reason}"
+        for subject in ("Worker 3", "Job 12", "process 4411")
+        for end in ENDED
+        for reason in REASONS
+    ]
+
+    assert [text for text in texts if read_message(text).kind is None] == []

@@ -412,7 +412,8 @@ def _role_of_amount(before: str, behind: str) -> str | None:
     labelled = [
         (match.end() - match.start(), role)
         for role, match in labels
-        if re.search(r"[:=]", match["mark"])
+        # "Allocation failed: 300 MiB unused" labels no amount.
+        if re.search(r"[:=]", match["mark"]) and "fail" not in match.group().lower()
     ]
     if labelled:
         return max(labelled)[1]
@@ -420,14 +421,19 @@ def _role_of_amount(before: str, behind: str) -> str | None:
         return SAID
     for role, words in _role_patterns().behind.items():
         match_behind = words.match(behind)
-        # Behind a comma stands what the next number is, if words before this one fit.
-        if match_behind and not (labels and match_behind["apart"]):
+        if match_behind is None:
+            continue
+        # Behind a comma stands what the next number is, if words before this one fit,
+        # or if that number follows: "size: 712 MiB, available 300 MiB".
+        is_of_next = labels or _NEXT_NUMBER.match(behind, match_behind.end())
+        if not (match_behind["apart"] and is_of_next):
             return role
     if labels:
         return max((match.end() - match.start(), role) for role, match in labels)[1]
     return _role_of_clause(before, behind)
 
 
+_NEXT_NUMBER = re.compile(r"[ :=]{0,3}(?:(?:is|of|memory) )?\d")
 _EXPLAINED = re.compile(
     r"\s{0,3}\((?![kmgt]?i?b(?:ytes)?\b)[^()\d]{1,60}\)(?=\s{0,40}[:=]\s{0,3}\Z)",
     re.IGNORECASE,

@@ -117,11 +117,13 @@ def _is_sure_event(clue: Clue, sentence: str, amounts: list[Amount]) -> bool:
     They are said of much else, so the first reason for or against them decides, the
     surest first.  Beside a reason stands what would be misread without it.
     """
+    # "Terminated due to memory issue"; what was ended is often only warned of.
+    if clue.phrase is Phrase.KILLED:
+        return True
     # "WARNING: mlock failed; buffer will not be swap-protected": it goes on.
     if _WARNED.search(clue.surroundings()):
         return False
-    # "Terminated due to memory issue"
-    if clue.phrase is Phrase.KILLED or _asks_for_more_than_is_free(amounts):
+    if _asks_for_more_than_is_free(amounts):
         return True
     # "Memory specification can not be satisfied", of a job that is to wait.
     if OTHER_THING.search(sentence) and _OUT_OF.match(clue.words) is None:
