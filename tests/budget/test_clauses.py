@@ -176,6 +176,11 @@ def test_the_same_words_as_a_topic_report_nothing(topic):
         "Cannot add a reference before allocating any shared memory.",
         "Failed to open shared memory stats",
         "Cannot read pages in in-memory database",
+        "job 3 lacks memory allocation details",
+        "Could not create memory manager",
+        "Failed to release the shared memory",
+        "Error allocating aligned memory: invalid alignment",
+        "Kernel needs too much parameter memory",
     ],
 )
 def test_what_goes_on_or_is_about_something_else_reports_nothing(text):
@@ -253,3 +258,18 @@ def test_what_was_ended_for_its_memory_is_told_at_any_level_of_a_log(label):
     ]
 
     assert [text for text in texts if read_message(text).kind is None] == []
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_running_out_in_the_midst_of_an_allocation_is_a_report(label):
+    texts = [
+        f"{label}{said}"
+        for said in (
+            "Out of memory when allocating a buffer for the text",
+            "out of memory while growing the table",
+            "Out of memory when gamma is acquired in LayerNorm",
+            "A row needs 8213 bytes, which exceeds the largest buffer of 6875 bytes",
+        )
+    ]
+
+    assert [text for text in texts if read_message(text).is_oom is not True] == []
