@@ -86,6 +86,9 @@ def _nearest_integer(value: object, least: int) -> int:
             value = re.sub(r"[ ,._']", "", text)
         elif _IN_THOUSANDS.fullmatch(text):
             value = f"{text[:-1]}e{3 if text[-1] in 'kK' else 6}"
+    if getattr(value, "ndim", 0):
+        # Older versions of numpy take an array of one number for it, and warn.
+        return max(least, 1)
     try:
         return max(least, int(float(value)))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
