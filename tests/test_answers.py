@@ -120,6 +120,7 @@ COUNTING = calls_where(lambda c: not takes_any(c, inspect.Parameter.VAR_POSITION
 NEEDING = calls_where(required_of)
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("call", WITHOUT_OPTIONS)
 def test_a_wrong_keyword_is_answered_with_the_nearest(call):
     for keyword in long_keywords(call):
@@ -131,6 +132,7 @@ def test_a_wrong_keyword_is_answered_with_the_nearest(call):
     assert raised.value.fix
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("call", COUNTING)
 def test_too_many_arguments_are_answered(call):
     with pytest.raises(OptionError, match="too many positional") as raised:
@@ -141,6 +143,7 @@ def test_too_many_arguments_are_answered(call):
     assert raised.value.fix
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("call", NEEDING)
 def test_too_few_arguments_are_answered(call):
     words = r"missing a required|was called without"

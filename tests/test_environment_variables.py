@@ -137,6 +137,7 @@ def test_more_workers_than_any_machine_has_are_told_however_many(number):
         build(num_workers=number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [10**30, 10**400])
 @pytest.mark.parametrize("option", ["read_ahead", "prefetch_factor"])
 def test_more_batches_ahead_than_there_are_are_all(option, number, monkeypatch):

@@ -122,6 +122,7 @@ def test_every_call_at_the_front_door_with_answers_is_asked_for_them():
         assert {found[1] for found in advised if found} <= {*taken}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(
     ("name", "keyword"), calls_with_keywords(lambda name: KEYWORDS[name])
 )
@@ -207,6 +208,7 @@ def long_keywords_of(name):
     return {keyword for keyword in keywords_of(name) if len(keyword) >= 5}
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize(("name", "keyword"), calls_with_keywords(long_keywords_of))
 def test_a_misspelt_keyword_is_answered_with_the_nearest(name, keyword):
     misspelt = keyword[:2] + keyword[3:]  # as in "bach_size"

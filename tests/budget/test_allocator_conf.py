@@ -121,6 +121,7 @@ def test_every_finding_agrees_with_torch_and_every_fix_is_accepted():
     assert left <= {8}  # two options that torch accepts and that do not go together
 
 
+@pytest.mark.slow
 @needs_torch_that_tells
 def test_known_options_are_those_whose_values_torch_looks_at():
     names = [*OPTION_NAMES, "foo", "max_split_size"]

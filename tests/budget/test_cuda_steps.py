@@ -106,6 +106,7 @@ class Dropped(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_dropout_keeps_a_byte_for_each_number():
     batch = torch.randn(16_384, 64)
 

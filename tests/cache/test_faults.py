@@ -323,6 +323,7 @@ def test_readers_that_wait_for_one_download_fail_with_it(packed, tmp_path, monke
     assert len(errors) == len(stores)
 
 
+@pytest.mark.slow
 def test_a_reader_that_comes_later_asks_again(packed, tmp_path, monkeypatch):
     class Silent(SilentStorage):
         asked, may_fail = 0, threading.Event()

@@ -158,6 +158,7 @@ def test_an_option_that_s3fs_would_refuse_is_refused(name):
         ObjectStore("s3://bucket/cache", {name: "x"})
 
 
+@pytest.mark.slow
 def test_options_of_fsspec_itself_are_taken():
     options = {"use_listings_cache": True, "listings_expiry_time": 1, "max_paths": 2}
     store = ObjectStore(

@@ -457,6 +457,7 @@ def make_bucket(url, name):
     s3fs.S3FileSystem(**s3_options(url), skip_instance_cache=True).mkdir(name)
 
 
+@pytest.mark.slow
 def test_a_forked_process_leaves_the_connections_of_its_parent(file_server, caplog):
     server, _ = file_server
     store = ObjectStore(server.url)

@@ -346,6 +346,7 @@ def test_a_url_that_names_no_place_is_refused_before_a_request(url):
     assert "://" in str(caught.value.fix)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_server_that_never_answers_is_given_up_as_the_file_system_is_opened():
     server = Speaker(b"")

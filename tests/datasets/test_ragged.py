@@ -111,6 +111,7 @@ def test_a_batch_is_moved_whole_and_only_its_values_are_cast(make):
     assert {part.device.type for part in moved} == {"meta"}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("accelerate")
 @pytest.mark.needs("lightning")
 @pytest.mark.parametrize(
@@ -390,6 +391,7 @@ EXPRESSIONS = [
 ]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 @pytest.mark.parametrize("make", [pad, pack_together])
 def test_computing_with_a_batch_says_whose_values_are_meant(make, expression):
@@ -539,6 +541,7 @@ def test_the_advice_on_a_call_of_torch_can_be_pasted(words):
         eval(caught.value.fix, {"torch": torch, "padded": padded, "tensor": tensor})
 
 
+@pytest.mark.slow
 def test_a_compiled_model_reads_the_parts_of_a_ragged_field(words):
     batch = loaderkit.open_cache(words).batch([0, 1])
     field = next(part for part in batch.values() if isinstance(part, Padded))

@@ -33,6 +33,7 @@ def test_attributes_of_a_subclass_decide_nothing(tmp_path, is_packed):
     assert dataset._rows == [1]
 
 
+@pytest.mark.many_cases
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("kind", [SafeDataset, SafeGraphDataset])
 def test_a_private_name_of_ours_is_refused_in_a_subclass(kind, name):

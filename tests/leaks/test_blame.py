@@ -661,6 +661,7 @@ def test_what_a_detector_keeps_is_never_blamed_however_it_is_held(held_by):
     assert of_user != []
 
 
+@pytest.mark.slow
 def test_all_that_a_run_keeps_is_known_as_its_own_and_nothing_of_the_users():
     rows = [[np.ones(BIG)] for _ in range(10)]
     detector = LeakDetector("cpu", on_leak=lambda _: None)

@@ -197,6 +197,7 @@ def test_passing_the_limit_counts_at_once():
     assert "are used up in about" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_limit_below_what_is_used_already_is_refused():
     with pytest.raises(OptionError, match=r"limit=1\.00 MiB is less") as raised:
         LeakDetector("cpu", limit="1 MiB").run(flat_epoch(), epochs=10)

@@ -145,6 +145,7 @@ def test_its_twin_that_keeps_nothing_ends_in_silence(end):
         end(keep_nothing())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_an_error_reaches_the_user_where_warnings_are_errors(error):
     def train():
@@ -207,6 +208,7 @@ def seven_steps(detector):
             detector.step()
 
 
+@pytest.mark.slow
 def test_steps_that_make_no_epoch_say_so():
     with pytest.warns(NotJudgedWarning, match="7 steps were counted"):
         seven_steps(LeakDetector("cpu", every=100))
@@ -260,6 +262,7 @@ def test_a_check_goes_on_until_growth_that_has_just_begun_is_known_to_be_a_leak(
     assert 8 < raised.value.report.epochs <= 24
 
 
+@pytest.mark.slow
 def test_its_twin_that_keeps_something_once_in_the_last_call_is_steady():
     report = assert_no_leak(keep_from_a_call_on(8, 8), epochs=8)
 
@@ -316,6 +319,7 @@ def test_it_is_told_when_the_process_ends(loop, end, words):
     assert done.stderr.count("Warning: ") == 1
 
 
+@pytest.mark.slow
 def test_a_child_process_says_nothing_of_its_parents_run():
     import multiprocessing
 

@@ -471,6 +471,7 @@ def wrapped(function):
         assert answer in shown
 
 
+@pytest.mark.slow
 def test_a_report_without_the_name_of_a_test_is_let_be(pytester):
     pytester.makepyfile(
         """

@@ -96,6 +96,7 @@ def test_shared_memory_that_is_never_unlinked_is_named_with_its_file():
     assert report.notes == ()
 
 
+@pytest.mark.slow
 def test_its_twin_that_unlinks_is_steady():
     epoch = sharing_memory(unlink=True)
 

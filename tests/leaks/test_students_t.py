@@ -17,6 +17,7 @@ def test_the_chance_above_t_is_scipys(t, freedom):
     assert upper_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.floats(1e-6, 0.49))
 def test_the_quantile_is_scipys(freedom, alpha):
     from scipy import stats

@@ -36,6 +36,7 @@ def test_one_reading_is_a_table_and_no_curve():
     assert names == list(mark.sample.values)
 
 
+@pytest.mark.slow
 def test_each_counter_is_a_number_or_a_reason():
     sample = loaderkit.read_memory("cpu")
 
