@@ -224,7 +224,6 @@ def test_the_guard_adds_the_diagnosis_and_frees_the_frames():
         assert "Out of memory" in caught.value.__notes__[0]
 
 
-@pytest.mark.slow
 def test_without_the_guard_the_frames_keep_their_tensors():
     freed = []
 
