@@ -26,7 +26,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import xxhash
 
@@ -400,9 +400,12 @@ def _files_opened(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]
 def _databases_connected(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
     """Name a database; it may be written to."""
     name = arguments[0]
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)  # so Python 3.10 tells of it
     if isinstance(name, str) and name.startswith("file:"):
-        # A URI of SQLite's: the path, percent-encoded, and options behind "?".
-        name = unquote(name.removeprefix("file:").partition("?")[0])
+        # A URI of SQLite's: the path is percent-encoded, and may stand behind the name
+        # of this machine ("file://localhost/a.db").
+        name = unquote(urlsplit(name).path)
     yield name, os.O_RDWR
 
 

@@ -4,6 +4,7 @@ The interpreter calls an audit hook where no tool that counts lines looks, so ``
 is called here as the hook calls it, beside real reading.
 """
 
+import functools
 import gc
 import importlib.metadata
 import json
@@ -610,9 +611,13 @@ def by_sqlite(path):
     sqlite3.connect(path).execute("select * from sqlite_master").connection.close()
 
 
-def by_uri(path):
-    name = f"file:{quote(str(path))}?mode=ro"
+def connect_by_uri(path, *, before=""):
+    name = f"file:{before}{quote(str(path))}?mode=ro"
     sqlite3.connect(name, uri=True).execute("select 1").connection.close()
+
+
+by_uri_of_this_machine = functools.partial(connect_by_uri, before="//localhost")
+by_uri_of_no_machine = functools.partial(connect_by_uri, before="//")
 
 
 def by_a_program(path):
@@ -625,7 +630,17 @@ def by_a_shell(path):
     )
 
 
-@pytest.mark.parametrize("read", [by_sqlite, by_uri, by_a_program, by_a_shell])
+@pytest.mark.parametrize(
+    "read",
+    [
+        by_sqlite,
+        connect_by_uri,
+        by_uri_of_this_machine,
+        by_uri_of_no_machine,
+        by_a_program,
+        by_a_shell,
+    ],
+)
 def test_databases_and_files_of_other_programs_are_sources(tmp_path, read):
     path = tmp_path / "values.db"
     sqlite3.connect(path).execute("create table t (x)").connection.close()
