@@ -24,7 +24,7 @@ from code_of_caller import (
     outcome_of,
 )
 from observed_state import changes, process_state, state_of
-from quiet_trainer import quiet_settings
+from quiet_trainer import quiet_lightning, quiet_settings
 from torch import nn
 
 import loaderkit
@@ -365,15 +365,10 @@ def fit_with_lightning(model, rows, folder, *, is_watched):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.01)
 
-    trainer = lightning.Trainer(
+    trainer = quiet_lightning(
+        folder,
         max_epochs=3,
-        accelerator="cpu",
         callbacks=[callback_of(ours)] if is_watched else [],
-        default_root_dir=folder,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     trainer.fit(Module(), torch.utils.data.DataLoader(rows, batch_size=8))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import lightning
 import torch
+from quiet_trainer import quiet_lightning
 
 import loaderkit
 from loaderkit.integrations.lightning import WholeEpochs
@@ -118,19 +119,14 @@ def train(
     loader = build(folder, kind)
     whole_epochs = WholeEpochs(*([loader] if way == "loader" else []))
     reloads = way != "plain" if reload is None else reload
-    trainer = lightning.Trainer(
+    trainer = quiet_lightning(
+        folder,
         max_epochs=EPOCHS,
-        accelerator="cpu",
         devices=RANKS,
         strategy="ddp" if RANKS > 1 else "auto",
         callbacks=[] if way == "plain" else [whole_epochs],
         reload_dataloaders_every_n_epochs=int(reloads),
         num_sanity_val_steps=0,
-        default_root_dir=folder,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     module = Module(save and folder / f"{save}.ckpt", save_after)
     path = load and folder / f"{load}.ckpt"

@@ -1,4 +1,4 @@
-"""Settings of Hugging Face's Trainer for a short training that writes nothing."""
+"""Trainers of Hugging Face and Lightning for short trainings that write nothing."""
 
 
 def quiet_settings(folder, **more):
@@ -15,3 +15,17 @@ def quiet_settings(folder, **more):
         "disable_tqdm": True,
     }
     return transformers.TrainingArguments(output_dir=folder, **quiet | more)
+
+
+def quiet_lightning(folder, **more):
+    """Give a trainer for the CPU without bars, logs, summaries or checkpoints."""
+    import lightning
+
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    return lightning.Trainer(default_root_dir=folder, **quiet | more)

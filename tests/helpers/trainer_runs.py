@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from quiet_trainer import quiet_settings
+from quiet_trainer import quiet_lightning, quiet_settings
 
 import loaderkit
 from loaderkit.errors import LoaderError
@@ -103,19 +103,14 @@ def train_lightning(folder, seen, *, kind, accumulate, way, save_after, save, lo
             return torch.optim.SGD(self.parameters(), 0.01)
 
     loader = build(kind)
-    trainer = lightning.Trainer(
+    trainer = quiet_lightning(
+        folder,
         max_epochs=EPOCHS,
-        accelerator="cpu",
         devices=RANKS,
         strategy="ddp" if RANKS > 1 else "auto",
         callbacks=[WholeEpochs(loader)] if way == "callback" else [],
         reload_dataloaders_every_n_epochs=int(way == "callback"),
         accumulate_grad_batches=accumulate,
-        default_root_dir=folder,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     path = folder / f"{load}.ckpt" if load else None
     trainer.fit(Module(), loader, ckpt_path=path, weights_only=False)

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from quiet_trainer import quiet_settings
+from quiet_trainer import quiet_lightning, quiet_settings
 
 import loaderkit
 
@@ -68,14 +68,9 @@ def samples_read_by_lightning(loader, tmp_path, **options):
             return torch.optim.SGD(self.parameters(), 0.01)
 
     module = Module()
-    trainer = lightning.Trainer(
+    trainer = quiet_lightning(
+        tmp_path,
         max_epochs=EPOCHS,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
         **options,
     )
     trainer.fit(module, loader)

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from quiet_trainer import quiet_lightning
 
 import loaderkit
 
@@ -67,14 +68,9 @@ def test_it_goes_on_behind_the_last_batch_of_the_checkpoint(
 
     def train(path=None):
         module = Module()
-        trainer = lightning.Trainer(
+        trainer = quiet_lightning(
+            tmp_path,
             max_epochs=1,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
         )
         loader = loaderkit.build_loader(
             dataset, batch_size=4, num_workers=num_workers, seed=0, **options
