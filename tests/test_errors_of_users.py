@@ -17,7 +17,7 @@ from loaderkit import (
     pack,
     plan_batch,
 )
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import DatasetError, LoaderkitError
 
 
 class FailingTextError(Exception):
@@ -274,6 +274,29 @@ def test_an_odd_error_of_the_user_reaches_the_user(call, kind, tmp_path):
         assert own_class.__name__ in str(error)
     elif own_class is not StopIteration:  # Python makes another of it in a generator
         assert any(error is cause for cause in own)
+
+
+@pytest.mark.parametrize(
+    "call", [*IN_THIS_PROCESS, pack_loaded], ids=lambda call: call.__name__
+)
+def test_an_error_of_ours_in_code_of_the_user_has_one_reason_and_one_fix(
+    call, tmp_path
+):
+    def fail():
+        message, why, fix = "The text is cut.", "the disk was full", "write it again"
+        raise DatasetError(message, why=why, fix=fix)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LoaderkitError, match="The text is cut") as caught:
+            call(fail, tmp_path / "cache")
+
+    lines = [line.strip() for line in str(caught.value).splitlines()]
+    assert [line for line in lines if line.startswith("why:")] == [
+        "why: the disk was full"
+    ]
+    [fix] = [line for line in lines if line.startswith("fix:")]
+    assert "write it again" in fix
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from loaderkit.budget.step.step_copies import StepCopies, copy_of_model, step_co
 from loaderkit.budget.step.train_step import make_optimizer, run_step
 from loaderkit.budget.step.users_state import preserve_users_state
 from loaderkit.error_texts import error_in_words, text_of_error
-from loaderkit.errors import StepError
+from loaderkit.errors import LoaderkitError, StepError
 from loaderkit.nests import map_tensors
 from loaderkit.randomness import preserve_random_states
 
@@ -87,6 +87,10 @@ def error_of_step(error: Exception) -> StepError:
     """
     if isinstance(error, StepError):
         return error
+    if isinstance(error, LoaderkitError) and error.why:
+        # It says why itself, and what to do.
+        message = f"this step does not run: {type(error).__name__}: {error.what}"
+        return StepError(message, why=error.why, fix=error.advice)
     message = f"this step does not run: {error_in_words(error)}"
     why = "the model, the batch and the loss do not go together; training would fail so"
     fix = "see that loss(model(batch)).backward() runs on one small batch"

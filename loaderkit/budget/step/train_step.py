@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from loaderkit.budget.step.devices import TRAITS, DeviceSpec
 from loaderkit.budget.step.optimizer_copies import optimizer_like
 from loaderkit.error_texts import error_in_words, text_of_error
-from loaderkit.errors import OptionError, StepError
+from loaderkit.errors import LoaderkitError, OptionError, StepError
 from loaderkit.fixes import Either, Setting
 from loaderkit.function_arguments import check_callable
 from loaderkit.nearest_names import suggest_device
@@ -532,6 +532,8 @@ def _new_optimizer(parameters: list[torch.nn.Parameter], optimizer: object) -> A
     if callable(optimizer):
         try:
             return optimizer(parameters)
+        except LoaderkitError:
+            raise  # it says itself what was wrong
         except (TypeError, ValueError) as error:
             # Such as Muon, which takes matrices alone, or an argument that is missing.
             message = "optimizer cannot be made of the model's parameters: "
