@@ -7,13 +7,12 @@ where nothing else does, it would be the nearest thing to blame.
 from __future__ import annotations
 
 import array
-import gc
 from collections import Counter, deque
 from typing import Any
 
 import numpy as np
 
-from loaderkit.memory.tensors import TypeTest, is_a, objects_of
+from loaderkit.memory.tensors import TypeTest, is_a, objects_of, referents_of
 
 _CONTAINERS = (list, dict, tuple, set, frozenset, deque, Counter)
 _ARRAYS = (np.ndarray, array.array)
@@ -44,7 +43,7 @@ def ids_of_own_objects(objects: list[Any]) -> set[int]:
     level = objects_of(objects, is_own)
     own_ids = set(map(id, level))
     while level:
-        parts = objects_of(gc.get_referents(*level), is_part)
+        parts = objects_of(referents_of(level), is_part)
         new = {id(item): item for item in parts if id(item) not in own_ids}
         own_ids.update(new)
         level = [item for item in new.values() if not is_a(item, _ARRAYS)]

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from loaderkit.memory.tensors import describe, graph_of, is_a, objects_in_array
+from loaderkit.memory.tensors import (
+    describe,
+    graph_of,
+    is_a,
+    objects_in_array,
+    referents_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -174,4 +180,4 @@ def _kept_by(item: object) -> Sequence[Any]:
         # of objects is kept by it, as is the tensor or buffer that another one shows.
         base = [] if item.base is None else [item.base]
         return [*base, *objects_in_array(item)]
-    return gc.get_referents(item)
+    return referents_of([item])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-import gc
 import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.memory.frames import running_locals
+from loaderkit.memory.tensors import referents_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def chunks_of_referents(objects: Sequence[Any]) -> Iterator[list[Any]]:
         What the next objects refer to, each as often as it is referred to.
     """
     for start in range(0, len(objects), _CHUNK_OBJECTS):
-        yield gc.get_referents(*objects[start : start + _CHUNK_OBJECTS])
+        yield referents_of(objects[start : start + _CHUNK_OBJECTS])
 
 
 def closest_to_a_root(items: Sequence[object]) -> Any | None:

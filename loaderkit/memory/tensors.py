@@ -150,6 +150,29 @@ def objects_of(objects: Sequence[Any], is_wanted: Callable[[type], bool]) -> lis
     return list(itertools.compress(objects, map(test.__getitem__, map(type, objects))))
 
 
+def referents_of(objects: Sequence[Any]) -> list[Any]:
+    """List what objects refer to directly, as often as they do.
+
+    It is ``gc.get_referents`` for all but modules, of which it gives the variables.
+    Python 3.12's ``_asyncio`` shows its freed objects too, which must not be referred
+    to: once a coroutine had waited, as in any notebook, the list of them went in a
+    circle, and took all memory.
+
+    Args:
+        objects: Any; those that the collector does not enter refer to nothing.
+    """
+    modules = objects_of(objects, _IS_MODULE)
+    if not modules:
+        return gc.get_referents(*objects)
+    others = objects_of(objects, _IS_NO_MODULE)
+    return [*gc.get_referents(*others), *map(_variables_of, modules)]
+
+
+def _variables_of(module: types.ModuleType) -> Any:
+    # Not by an attribute: a module may have a class with code of its own.
+    return object.__getattribute__(module, "__dict__")
+
+
 _PLAIN_TYPES = (type(None), bool, int, float)
 
 
@@ -164,7 +187,10 @@ def objects_in_array(array: np.ndarray[Any, Any]) -> list[Any]:
     """
     if array.dtype != object:
         return []
-    items: list[Any] = array.ravel().tolist()
+    # What is broadcast stands in memory once: 10^9 items of a view may be one object.
+    axes = (slice(1) if stride == 0 else slice(None) for stride in array.strides)
+    once = (..., *axes)  # with "...", what is left of an array [] is an array too
+    items: list[Any] = array[once].ravel().tolist()
     return objects_of(items, lambda kind: kind not in _PLAIN_TYPES)
 
 
@@ -187,6 +213,10 @@ class TypeTest(dict[type, bool]):
     def __call__(self, kind: type) -> bool:
         """Tell of one type."""
         return self[kind]
+
+
+_IS_MODULE = TypeTest(lambda kind: issubclass(kind, types.ModuleType))
+_IS_NO_MODULE = TypeTest(lambda kind: not issubclass(kind, types.ModuleType))
 
 
 def describe(tensor: torch.Tensor) -> TensorDescription:
@@ -283,7 +313,7 @@ def tensors_below(root: object, *, most: int = 200_000) -> list[torch.Tensor]:
             # Of a tensor that is no leaf, torch warns when it is asked for .grad.
             referents = [item.grad] if item.is_leaf and item.grad is not None else []
         else:
-            referents = gc.get_referents(item)
+            referents = referents_of([item])
         for referent in referents:
             if id(referent) not in seen_ids and not is_a(referent, _NOT_ENTERED):
                 seen_ids.add(id(referent))

@@ -345,6 +345,8 @@ class Interrupt:
 
     def __enter__(self):
         self._last_instruction = {}
+        # Python 3.12 tells of instructions only if a frame asked for them before.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._trace)
         return self
 
