@@ -11,15 +11,14 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-    disable_fake_tensor_cache,
-)
 from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaderkit.budget.step.call_arguments import tensors_in
-from loaderkit.budget.step.fake_tensors import without_torch_logging
+from loaderkit.budget.step.fake_tensors import (
+    make_fake_mode,
+    without_torch_logging,
+)
 from loaderkit.budget.step.measure import has_one_storage, real_copies
 from loaderkit.budget.step.train_step import make_optimizer, run_step
 from loaderkit.budget.step.users_state import preserve_users_state
@@ -117,9 +116,7 @@ class _BoundedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _output_bytes(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
     """Ask torch's rules what an operator would give; 0 where there is none."""
     try:
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        # Torch would remember each call as long as the process lives.
-        with disable_fake_tensor_cache(fake), fake:
+        with make_fake_mode():
             out = func(*args, **kwargs)
     except Exception:  # noqa: BLE001 -- any operator may refuse fake tensors
         return 0

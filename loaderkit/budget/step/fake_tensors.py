@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
@@ -22,8 +23,6 @@ from loaderkit.nests import flatten_tensors, map_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     from loaderkit.budget.step.allocation_log import Log
     from loaderkit.budget.step.call_arguments import Args, Kwargs
@@ -50,6 +49,18 @@ _ATTENTIONS = (
         ("attn_mask", "key_padding_mask", "need_weights"),
     ),
 )
+
+
+def make_fake_mode() -> FakeTensorMode:
+    """Make a mode for fakes beside real tensors, without torch's cache of outputs.
+
+    That one remembers what operators gave for the whole life of a process, and makes
+    two tensors of one that an operator gives twice (a recurrent layer's bias).
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    # As torch's disable_fake_tensor_cache does, which torch 2.5 does not have.
+    fake.cache_enabled = False
+    return fake
 
 
 def fake_model(

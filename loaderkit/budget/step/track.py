@@ -13,10 +13,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
-    disable_fake_tensor_cache,
-)
 from torch.fx import GraphModule
 
 from loaderkit.budget.step.accumulation import references_alone
@@ -26,6 +22,7 @@ from loaderkit.budget.step.cuda_functions import CudaFunctions
 from loaderkit.budget.step.fake_tensors import (
     attention_of,
     fake_copies,
+    make_fake_mode,
     without_torch_logging,
 )
 from loaderkit.budget.step.measure import (
@@ -102,12 +99,9 @@ def track_step(
         log = Log()
         if begun is not None:
             begun.append(log)
-        # Torch's mode remembers what it gave for the whole life of a process, and makes
-        # two tensors of one that an operator gives twice (a recurrent layer's bias).
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        fake = make_fake_mode()
         with (
             remembering(),
-            disable_fake_tensor_cache(fake),
             no_collection(),
             preserve_users_state(model, step.loss) as snapshots,
         ):
