@@ -336,11 +336,8 @@ class Build:
         """
         note = note_file(self.folder, number)
         partial = self.folder / "note.partial"
-        partial.write_text(
-            note_as_json(FinishedShard(adopted, state={}, evidence={})),
-            encoding="utf-8",
-            errors="surrogatepass",
-        )
+        text = _note_of_adopted(adopted)
+        partial.write_text(text, encoding="utf-8", errors="surrogatepass")
         partial.replace(note)
 
     def _name_adopted(self, number: int, adopted: Shard, source: Path) -> None:
@@ -360,7 +357,7 @@ class Build:
                 sync_folder(self.path)
             write_text(
                 note_file(self.folder, number),
-                note_as_json(FinishedShard(adopted, state={}, evidence={})),
+                _note_of_adopted(adopted),
                 partial=self.folder / "note.partial",
             )
 
@@ -509,6 +506,11 @@ def open_build(path: Path, *, overwrite: bool) -> Iterator[Build | None]:
             with contextlib.suppress(OSError):
                 (build.folder / PACKER).unlink()
             _remove_build_of_nothing(build.folder)
+
+
+def _note_of_adopted(adopted: Shard) -> str:
+    """Write what is noted of a shard that was finished elsewhere."""
+    return note_as_json(FinishedShard(adopted, state={}, evidence={}))
 
 
 def _replaced_meanwhile(shard: Path) -> DamagedCacheError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import mmap
 import sys
@@ -173,7 +172,7 @@ def _kept_by(item: object) -> Sequence[Any]:
     if is_a(item, types.FrameType):
         # A frame keeps its variables. Its caller's frame leads to all that runs, this
         # search included, and with it to every item.
-        referents = gc.get_referents(item)
+        referents = referents_of([item])
         return [value for value in referents if not is_a(value, types.FrameType)]
     if is_a(item, np.ndarray):
         # Arrays are none of the objects that the collector enters. What stands in one

@@ -19,7 +19,7 @@ from loaderkit.library_files import is_library_file, is_own_file
 from loaderkit.memory.frames import local_ids, running_frames
 from loaderkit.memory.holder import Holder
 from loaderkit.memory.source import mutation_line
-from loaderkit.memory.tensors import is_a
+from loaderkit.memory.tensors import is_a, referents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -388,8 +388,9 @@ def label_of(parent: object, child: object) -> str | None:
             if item is child:
                 return f"[{index}]"
         return None
-    referents = [] if is_a(parent, types.ModuleType) else gc.get_referents(parent)
-    if all(referent is not child for referent in referents):
+    if is_a(parent, types.ModuleType):
+        return None  # it refers to its variables' dict alone, which leads on itself
+    if all(referent is not child for referent in referents_of([parent])):
         return None
     if is_a(parent, (set, frozenset)):
         return "{...}"
