@@ -15,6 +15,10 @@ from pathlib import Path
 # beside other jobs, threads wait for each other and use a processor meanwhile: tests of
 # budget took 4 times as much CPU.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some steps are run with two or four threads.  One that waits for the others spins, by
+# default, on a processor that the others want: seven families of models took 9.8 s of
+# CPU on a busy machine, and 4.3 with threads that sleep meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from case_shares import choose_cases

@@ -266,7 +266,7 @@ def test_an_interrupt_that_code_raises_comes_as_from_torch_without_workers(make)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <Finalize:pytest.PytestUnraisableExceptionWarning"
 )
-def test_a_death_is_told_however_often_it_happens():
+def test_a_death_is_told_however_often_it_happens(every_case):
     """torch's signal handler raises at any line of the main thread."""
     loader = build_loader(
         Doomed("exit"),
@@ -276,7 +276,7 @@ def test_a_death_is_told_however_often_it_happens():
         persistent_workers=False,
     )
 
-    for _ in range(20):
+    for _ in range(20 if every_case else 10):
         with pytest.raises(LoaderError, match=r"(?s)'sample-12' .*exit code 3"):
             list(loader)
 
