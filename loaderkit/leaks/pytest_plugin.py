@@ -281,6 +281,7 @@ def _refuse_result_to_run(result: object) -> None:
 def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> None:
     """Call a test once an epoch; fail it if memory grows."""
     from loaderkit.leaks.checks import MOST_TIMES_LONGER, judge_calls
+    from loaderkit.memory.frames import naming_arguments
 
     settings = _read_settings(item)
     epochs = _read_epochs(settings)
@@ -315,7 +316,8 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
     plugins = item.config.pluginmanager
     plugins.register(subtests)
     try:
-        report = judge_calls(detector, call_once, epochs, most=most)
+        with naming_arguments(item.function, _values_by_name(item)):
+            report = judge_calls(detector, call_once, epochs, most=most)
     except _SubtestFailedError:
         # It is reported at once, and lets the test go on: there is no use in failing it
         # again in each epoch.
@@ -325,6 +327,11 @@ def _judge_calls_of(item: pytest.Function, call: Callable[[int], object]) -> Non
     # What was logged went with each call.
     _keep_verdict(item, report, _what_pytest_keeps(subtests.count, 0))
     _judge(item, report, f"@pytest.mark.{MARK}(epochs={{}})")
+
+
+def _values_by_name(item: pytest.Function) -> dict[str, object]:
+    """Give what pytest keeps from call to call, by the names that a test has for it."""
+    return {**item.funcargs, "self": item.instance, "request.node": item}
 
 
 class _SubtestFailedError(Exception):
@@ -559,6 +566,8 @@ def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
 
     >>> _write_mark((8,), {})
     '@pytest.mark.leak_free(epochs=8)'
+    >>> _write_mark((3,), {})  # fewer than six calls judge nothing
+    '@pytest.mark.leak_free(epochs=6)'
     >>> _write_mark((), {"threshold": "1 MiB", "epoch": 9, "device": "cpu"})
     "@pytest.mark.leak_free(tolerance='1 MiB', epochs=9, device='cpu')"
     >>> _write_mark((), {"verbose": True})
@@ -566,16 +575,15 @@ def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     """
     from loaderkit.call_keywords import rename_in_hint
     from loaderkit.nearest_names import nearest_name
-    from loaderkit.value_words import show_value
 
     settings: dict[str, str] = {}
     if len(args) == 1:
         # A number is one of calls, and a text an amount.
         name = "tolerance" if isinstance(args[0], str) else "epochs"
-        settings[name] = show_value(args[0])
+        settings[name] = _value_that_can_be(name, args[0])
     for given, value in kwargs.items():
         option = nearest_name(given, _OPTIONS) if given not in _OPTIONS else given
-        text = show_value(value)
+        text = _value_that_can_be(option, value)
         if given in _HINTS:
             hint = rename_in_hint(_HINTS[given].fix, value).partition(", or ")[0]
             option, _, text = hint.partition("=")
@@ -583,6 +591,16 @@ def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
             settings.setdefault(option, text)
     arguments = ", ".join(f"{name}={text}" for name, text in settings.items())
     return f"@pytest.mark.{MARK}({arguments})" if settings else f"@pytest.mark.{MARK}"
+
+
+def _value_that_can_be(option: str | None, value: object) -> str:
+    """Write a value that was given, or what is nearest to it and judges anything."""
+    from loaderkit.leaks.trend import FEWEST_EPOCHS
+    from loaderkit.value_words import show_value
+
+    if option == "epochs" and type(value) is int:
+        value = max(value, FEWEST_EPOCHS)
+    return show_value(value)
 
 
 def _fail(what: str, *, why: str, fix: str) -> NoReturn:

@@ -6,16 +6,69 @@ it holds is found only by walking the stacks of all threads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
+import types
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.library_files import is_own_file
 from loaderkit.memory.tensors import is_a
 
 if TYPE_CHECKING:
-    import types
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+_SHARED = (types.ModuleType, type, types.NoneType, int, float, str, bytes)
+"""A value of these is found under its own name, or is the same in many places."""
+
+
+@dataclass(frozen=True)
+class NamedArguments:
+    """What a function is called with again and again, by the names that it has there.
+
+    Between two calls the function does not run, so none of its variables leads to them.
+    """
+
+    code: types.CodeType
+    """Of the function."""
+    ids: Mapping[str, int]
+    """The ``id`` of each value.  Whoever calls the function keeps the values."""
+
+
+_named_arguments: list[NamedArguments] = []
+"""Of the calls that are judged now, the innermost last."""
+
+
+@contextlib.contextmanager
+def naming_arguments(
+    function: Callable[..., object], values: Mapping[str, Any]
+) -> Iterator[None]:
+    """Have searches for holders call values what a function calls them.
+
+    Args:
+        function: It is called with them again and again.  One that has no code of
+            Python's has no names for them either.
+        values: The values by these names; they must live as long as the block.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, types.CodeType):
+        yield
+        return
+    ids = {
+        name: id(value) for name, value in values.items() if not is_a(value, _SHARED)
+    }
+    arguments = NamedArguments(code, ids)
+    _named_arguments.append(arguments)
+    try:
+        yield
+    finally:
+        _named_arguments.remove(arguments)
+
+
+def named_arguments() -> tuple[NamedArguments, ...]:
+    """Give what functions are called with now, of the blocks that have not ended."""
+    return tuple(_named_arguments)
 
 
 def running_frames() -> Iterator[types.FrameType]:

@@ -10,6 +10,7 @@ from loaderkit.notebook import HasCard
 
 HolderKind: TypeAlias = Literal[
     "local variable",
+    "fixture",
     "closure",
     "global",
     "class",

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaderkit.arguments import check_integer, refuse_value
 from loaderkit.call_keywords import suggest_keywords
 from loaderkit.library_files import is_library_file, is_own_file
-from loaderkit.memory.frames import local_ids, running_frames
+from loaderkit.memory.frames import local_ids, named_arguments, running_frames
 from loaderkit.memory.holder import Holder
 from loaderkit.memory.source import mutation_line
 from loaderkit.memory.tensors import is_a, referents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from loaderkit.memory.holder import HolderKind
 
 _MOST_LEVELS = 12
 """References that are followed from an object upwards.  Chosen: a batch in a list of an
@@ -77,11 +79,12 @@ def holders_of(
 
 
 class _Variable(NamedTuple):
-    """A local variable of a function that runs."""
+    """A local variable of a function that runs, or will be called again."""
 
     name: str
     code: types.CodeType
     line: int
+    kind: HolderKind = "local variable"
 
 
 class _Step(NamedTuple):
@@ -113,6 +116,7 @@ class _Search:
         """Names of modules by the ``id`` of their globals."""
         self.container_class: type | None = None
         """The target's, if it is a container: its own methods may make it grow."""
+        self._note_named_arguments()
         self._note_running_frames()
         self._note_modules()
 
@@ -142,6 +146,14 @@ class _Search:
                 yield Holder("cycle", type(target).__name__, "", "")
         finally:
             self.alive.clear()
+
+    def _note_named_arguments(self) -> None:
+        # Before the variables of whoever calls the function: those lead to the same
+        # values, by names that the user has never seen.
+        for code, ids in ((each.code, each.ids) for each in named_arguments()):
+            for name, number in ids.items():
+                variable = _Variable(name, code, code.co_firstlineno, "fixture")
+                self.variables.setdefault(number, []).append(variable)
 
     def _note_running_frames(self) -> None:
         for frame in running_frames():
@@ -198,11 +210,11 @@ class _Search:
 
     def _variables_of(self, child: object) -> Iterator[Holder]:
         """Name the local variables whose value an object is."""
-        for name, code, line in self.variables.get(id(child), ()):
+        for name, code, line, kind in self.variables.get(id(child), ()):
             path = name + self._path_below(child)
             where = f"{_place_in(code.co_filename, line)} in {code.co_name}"
             line_of_growth = self._line_in(code, child, path)
-            yield Holder("local variable", path, where, line_of_growth)
+            yield Holder(kind, path, where, line_of_growth)
 
     def _holders_at(self, parent: object) -> Iterator[Holder]:
         """Name the holders that a root is, if it is one."""

@@ -1,6 +1,7 @@
 """The plugin in a pytest of its own: planted leaks fail, their twins pass."""
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -717,3 +718,63 @@ def test_a_subtest_that_fails_in_a_later_call_fails_the_test(pytester):
 
     assert result.parseoutcomes()["failed"] >= 1
     result.stdout.fnmatch_lines(["*part*n=1*", "*in call three*"])
+
+
+HELD_BY_FIXTURES = """
+    import pytest
+
+    class Trainer:
+        def __init__(self): self.history = {"losses": []}
+
+    @pytest.fixture(scope="session")
+    def store(): return []
+
+    @pytest.fixture
+    def through_store(store): return Trainer
+
+    @pytest.fixture
+    def trainer(): return Trainer()
+
+    @pytest.fixture
+    def pair():
+        yield {}, []
+
+    @pytest.mark.leak_free(epochs=6)
+    def test_of_a_session(store): store.append(bytearray(50_000))
+
+    @pytest.mark.leak_free(epochs=6)
+    def test_in_an_attribute(trainer):
+        trainer.history["losses"].append(bytearray(50_000))
+
+    @pytest.mark.leak_free(epochs=6)
+    def test_in_a_tuple(pair): pair[1].append(bytearray(50_000))
+
+    @pytest.mark.leak_free(epochs=6)
+    def test_of_its_environment(monkeypatch):
+        monkeypatch.setenv("LARGE", "x" * 50_000)
+
+    class TestInAClass:
+        @pytest.fixture(autouse=True)
+        def prepare(self): self.kept = []
+
+        @pytest.mark.leak_free(epochs=6)
+        def test_on_self(self): self.kept.append(bytearray(50_000))
+"""
+
+
+@pytest.mark.slow
+def test_what_fixtures_hold_is_named_by_them(pytester):
+    # pytest's own names for it (cached_result) say nothing to who wrote the fixture.
+    pytester.makepyfile(HELD_BY_FIXTURES)
+    result = pytester.runpytest("-p", "no:randomly")
+    output = re.sub(r"\s+", " ", result.stdout.str())
+    for path in (
+        "list `store` in",
+        "list `trainer.history['losses']` in",
+        "list `pair[1]` in",
+        "list `monkeypatch._setitem` in",
+        "list `self.kept` in",
+    ):
+        assert path in output
+    assert "cached_result" not in output
+    result.assert_outcomes(failed=5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from loaderkit import holders_of
-from loaderkit.memory.frames import local_ids, running_locals
+from loaderkit.memory.frames import local_ids, naming_arguments, running_locals
 from loaderkit.memory.source import mutation_line
 
 GLOBAL = {}
@@ -464,3 +464,50 @@ def test_a_file_that_is_no_python_has_no_lines(tmp_path):
     file.write_text("def (")
 
     assert mutation_line(str(file), "a") == ""
+
+
+class Framework:
+    """Keeps what tests are called with, as pytest's fixtures are kept."""
+
+    def __init__(self, values):
+        self.results = {name: (value, 0) for name, value in values.items()}
+
+
+def judged(store, owner, pair):
+    """Name what a test is called with; it does not run while memory is looked at."""
+    store.append(owner)
+    owner.cache["batch"] = 1
+    pair[1].append(1)
+
+
+ARGUMENT_PATHS = {
+    "store[0]": lambda values: values["store"][0],
+    "owner.cache": lambda values: values["owner"].cache,
+    "owner.cache['batch']": lambda values: values["owner"].cache["batch"],
+    "pair[1]": lambda values: values["pair"][1],
+    "pair[1][0]": lambda values: values["pair"][1][0],
+}
+
+
+@pytest.mark.parametrize("path", ARGUMENT_PATHS)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_what_a_function_is_called_with_has_the_functions_names(path, is_named):
+    owner = Owner()
+    owner.cache["batch"] = torch.zeros(1)
+    framework = Framework(
+        {"store": [[0]], "owner": owner, "pair": (0, [torch.zeros(1)])}
+    )
+    del owner
+    kept = {name: value for name, (value, _) in framework.results.items()}
+    target = ARGUMENT_PATHS[path](kept)
+    if is_named:
+        with naming_arguments(judged, {**kept, "number": 1, "module": sys}):
+            del kept
+            first = holders_of(target, most=20)
+        named = [holder for holder in first if holder.kind == "fixture"]
+        assert [holder.path for holder in named] == [path]
+        assert all("in judged" in holder.where for holder in named)
+    else:  # the twin: nothing of it stays behind
+        del kept
+        assert all(holder.kind != "fixture" for holder in holders_of(target, most=20))
+    assert any("framework.results" in str(h) for h in holders_of(target, most=20))
