@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 
 from loaderkit import estimate_step
-from loaderkit.budget.step import tracker
 from loaderkit.budget.step.estimate import estimate
 from loaderkit.budget.step.measure import measure_step
+from loaderkit.budget.step.storage_ledger import StorageLedger
 from loaderkit.budget.step.train_step import Step
 
 
@@ -82,7 +82,7 @@ def test_what_is_resized_takes_its_new_size(function, autocast):
 
 def test_its_twin_that_looks_at_no_sizes_would_be_seen(monkeypatch):
     # No model makes the tracker pass over a size: the look at it is taken out.
-    monkeypatch.setattr(tracker.Tracker, "_log_if_resized", lambda *_: False)
+    monkeypatch.setattr(StorageLedger, "note_written", lambda *_: None)
     step, x = Step(optimizer=None), torch.randn(600, 16)
 
     estimated = estimate(Around(normalise_as_of_old), x, step)

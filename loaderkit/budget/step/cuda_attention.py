@@ -19,7 +19,7 @@ from loaderkit.budget.step.cuda_kernels import (
 )
 
 if TYPE_CHECKING:
-    from loaderkit.budget.step.tracker import Tracker
+    from loaderkit.budget.step.storage_ledger import StorageLedger
 
 _ALIGNED_BYTES = 16
 """The numbers of a head take a multiple of it where the kernel for masks and float32
@@ -35,7 +35,7 @@ H100)."""
 
 
 def run_attention(
-    tracker: Tracker,
+    ledger: StorageLedger,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -47,7 +47,7 @@ def run_attention(
     """Attend by a fused kernel where CUDA has one, also with a mask or dropout.
 
     Args:
-        tracker: It logs what is made.
+        ledger: It logs what is made.
         query: ``[B, heads, L, width]``; of another shape torch does as on the CPU.
         key: ``[B, heads that may be fewer, S, width]``.
         value: The same, of a width of its own.
@@ -80,14 +80,14 @@ def run_attention(
     if _is_flash(query, bias):
         query, key, value = map(_fill_heads_up, (query, key, value))
     apply: Any = _Attention.apply
-    output = apply(tracker, query, key, value, bias)[..., :width]
-    tracker.log.assumptions["a fused kernel of attention, as on cuda", "attention"] += 1
+    output = apply(ledger, query, key, value, bias)[..., :width]
+    ledger.log.assumptions["a fused kernel of attention, as on cuda", "attention"] += 1
     if bias is not None and (bias.requires_grad or shares_keys):
         # torch may take the plain formula instead: a Swin's windows were attended by
         # the fused kernel, T5 was not; an H100 has a kernel of cuDNN for heads that
         # share keys, other GPUs may not.  That keeps weights, dropped ones and a mask.
         weight_bytes = bias.numel() * bias.itemsize
-        tracker.note_uncertain(output, UncertainBytes(0, 0, 3 * weight_bytes))
+        ledger.note_uncertain(output, UncertainBytes(0, 0, 3 * weight_bytes))
     return output
 
 
@@ -191,14 +191,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        tracker: Tracker,
+        ledger: StorageLedger,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Make the output and the sums."""
-        ctx.tracker = tracker
+        ctx.ledger = ledger
         batch, heads, length, _ = query.shape
         if _is_flash(query, bias):
             output = torch.empty_like(query)  # in its order, whatever that is
@@ -230,7 +230,7 @@ class _Attention(torch.autograd.Function):
         if query.dtype in NARROW_FLOATS:
             # cuDNN may attend in place of torch's kernels, with less or nothing beside
             # its outputs (an H100, sequences of 12: nothing).
-            ctx.tracker.note_uncertain(workspace, UncertainBytes(-nbytes, 0, 0))
+            ctx.ledger.note_uncertain(workspace, UncertainBytes(-nbytes, 0, 0))
         needs_bias = bias is not None and ctx.needs_input_grad[4]
         of_bias = bias.new_empty(bias.shape) if needs_bias else None
         del workspace, copied

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaderkit.budget.step.call_arguments import Args, Kwargs
-    from loaderkit.budget.step.tracker import Tracker
+    from loaderkit.budget.step.storage_ledger import StorageLedger
 
 _DROPOUTS = {functional.dropout, torch.dropout}
 
@@ -38,12 +38,12 @@ class CudaFunctions(TorchFunctionMode):
     """Makes the operators of a function that CUDA would.
 
     Args:
-        tracker: It logs what they make.
+        ledger: It logs what they make.
     """
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, ledger: StorageLedger) -> None:
         super().__init__()
-        self.tracker = tracker
+        self.ledger = ledger
 
     def __torch_function__(
         self,
@@ -55,7 +55,7 @@ class CudaFunctions(TorchFunctionMode):
         """Run a function as CUDA does, or as it is."""
         kwargs = kwargs or {}
         # Where a GPU is, a model's own autocast is on, and the fakes lie on the CPU.
-        self.tracker.log.lacks_autocast |= torch.is_autocast_enabled("cuda")
+        self.ledger.log.lacks_autocast |= torch.is_autocast_enabled("cuda")
         policy = cast_policy_of(func, kwargs)
         if policy is not None:
             return run_by_policy(func, policy, args, kwargs)
@@ -66,7 +66,7 @@ class CudaFunctions(TorchFunctionMode):
             return func(*args, **kwargs)
         # torch.nn calls these by position; other calls stay as they are.
         if is_recurrent_layer(func) and not kwargs:
-            outputs = run_recurrent_layers(func, args, self.tracker)
+            outputs = run_recurrent_layers(func, args, self.ledger)
             if outputs is not None:
                 return outputs
         if is_recurrent_cell(func) and not kwargs:
@@ -77,7 +77,7 @@ class CudaFunctions(TorchFunctionMode):
             if outputs is not None:
                 return outputs
         if func is functional.scaled_dot_product_attention:
-            return run_attention(self.tracker, *args, **kwargs)
+            return run_attention(self.ledger, *args, **kwargs)
         return func(*args, **kwargs)
 
 

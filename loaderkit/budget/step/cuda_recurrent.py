@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaderkit.budget.step.call_arguments import Args
-    from loaderkit.budget.step.tracker import Tracker
+    from loaderkit.budget.step.storage_ledger import StorageLedger
 
 _KEPT_OUTPUTS = {torch.lstm: 5, torch.gru: 6, torch.rnn_tanh: 1, torch.rnn_relu: 1}
 """Recurrent layers; how many times its output each of their layers keeps for the
@@ -64,20 +64,20 @@ def is_recurrent_cell(func: object) -> bool:
 
 
 def run_recurrent_layers(
-    func: Callable[..., Any], args: Args, tracker: Tracker
+    func: Callable[..., Any], args: Args, ledger: StorageLedger
 ) -> tuple[Any, ...] | None:
     """Run recurrent layers as cuDNN does.
 
     Args:
         func: One for which ``is_recurrent_layer`` is true.
         args: As it was called.
-        tracker: It logs how much the workspace may differ.
+        ledger: It logs how much the workspace may differ.
 
     Returns:
         The output and the last states; None where torch would not ask cuDNN.
     """
     layers = _RecurrentLayers.of_call(func, args)
-    return None if layers is None else _run_layers(layers, tracker)
+    return None if layers is None else _run_layers(layers, ledger)
 
 
 class _RecurrentLayers(NamedTuple):
@@ -162,10 +162,10 @@ class _RecurrentLayers(NamedTuple):
         )
 
 
-def _run_layers(layers: _RecurrentLayers, tracker: Tracker) -> tuple[Any, ...]:
-    tracker.log.assumptions[_ASSUMPTION, "recurrent layers"] += 1
+def _run_layers(layers: _RecurrentLayers, ledger: StorageLedger) -> tuple[Any, ...]:
+    ledger.log.assumptions[_ASSUMPTION, "recurrent layers"] += 1
     apply: Any = _Recurrent.apply
-    outputs = apply(layers, tracker, layers.values, *layers.states, *layers.weights)
+    outputs = apply(layers, ledger, layers.values, *layers.states, *layers.weights)
     return tuple(outputs)
 
 
@@ -176,7 +176,7 @@ class _Recurrent(torch.autograd.Function):
     def forward(
         ctx: Any,
         layers: _RecurrentLayers,
-        tracker: Tracker,
+        ledger: StorageLedger,
         values: torch.Tensor,
         *states_and_weights: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -189,9 +189,9 @@ class _Recurrent(torch.autograd.Function):
             output = values.new_empty(shape)
         states = [state.new_empty(state.shape) for state in layers.states]
         reserve = values.new_empty(layers.reserve_bytes, dtype=torch.uint8)
-        workspace = _make_workspace(layers, tracker, values)
+        workspace = _make_workspace(layers, ledger, values)
         del workspace, copied
-        ctx.layers, ctx.tracker = layers._replace(values=values.detach()), tracker
+        ctx.layers, ctx.ledger = layers._replace(values=values.detach()), ledger
         ctx.save_for_backward(values, *states_and_weights, output, reserve)
         return (output, *states)
 
@@ -204,7 +204,7 @@ class _Recurrent(torch.autograd.Function):
         copies = [_copy_if_transposed(layers, values), copy_if_strided(gradients[0])]
         of_values = values.new_empty(values.shape)
         of_states = [state.new_empty(state.shape) for state in layers.states]
-        workspace = _make_workspace(layers, ctx.tracker, values)
+        workspace = _make_workspace(layers, ctx.ledger, values)
         numbers = [weight.numel() for weight in layers.weights]
         block = layers.weights[0].new_empty(sum(numbers))
         flat_gradients = torch.split(block, numbers)
@@ -224,12 +224,12 @@ def _copy_if_transposed(
 
 
 def _make_workspace(
-    layers: _RecurrentLayers, tracker: Tracker, like: torch.Tensor
+    layers: _RecurrentLayers, ledger: StorageLedger, like: torch.Tensor
 ) -> torch.Tensor:
     """Make the workspace, and note how much less or more it may be."""
     low, likely, high = layers.workspace_bytes
     workspace = like.new_empty(likely, dtype=torch.uint8)
-    tracker.note_uncertain(workspace, UncertainBytes(low - likely, 0, high - likely))
+    ledger.note_uncertain(workspace, UncertainBytes(low - likely, 0, high - likely))
     return workspace
 
 

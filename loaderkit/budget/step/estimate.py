@@ -43,12 +43,6 @@ from loaderkit.budget.step.step_errors import (
     is_refusal_of_subclass,
 )
 from loaderkit.budget.step.track import has_assumption, track_step
-from loaderkit.budget.step.tracker import (
-    ALL_CHOSEN,
-    CHOSEN_NOW,
-    SCALAR,
-    SCALAR_NOW,
-)
 from loaderkit.budget.step.train_step import (
     Step,
     check_loss,
@@ -56,6 +50,12 @@ from loaderkit.budget.step.train_step import (
     dtype_of,
 )
 from loaderkit.budget.step.unknown_values import track_other_answers
+from loaderkit.budget.step.value_answers import (
+    ALL_CHOSEN,
+    CHOSEN_NOW,
+    SCALAR,
+    SCALAR_NOW,
+)
 from loaderkit.call_keywords import suggest_keywords
 from loaderkit.error_texts import text_of_error
 from loaderkit.errors import OptionError, StepError

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import UninitializedParameter
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.allocation_log import Log
     from loaderkit.budget.step.call_arguments import Args, Kwargs
     from loaderkit.budget.step.train_step import Step
+
+
+SMALL_BYTES = 1 << 18
+"""Real floats made of integers stay real up to here: pooling computes sizes so.
+Chosen: thousands of graphs, and a small part of what an estimate may take for real."""
 
 
 class _AttentionFunction(NamedTuple):
@@ -49,6 +54,21 @@ _ATTENTIONS = (
         ("attn_mask", "key_padding_mask", "need_weights"),
     ),
 )
+
+
+def is_fake(leaf: object) -> bool:
+    """Tell a tensor without memory."""
+    return isinstance(leaf, FakeTensor)
+
+
+def is_real(tensor: torch.Tensor) -> bool:
+    """Tell a tensor with memory, of one storage, from fakes and sparse ones."""
+    return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Tell floats and complex numbers, which are fake, from what decides shapes."""
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def make_fake_mode() -> FakeTensorMode:

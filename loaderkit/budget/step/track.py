@@ -143,16 +143,16 @@ def _track_once(
 
     _add_sparse(tracker, sparse_tensors_of(twin), sparse_tensors_of(model), "buffers")
     _add_sparse(tracker, _sparse_in(twin_batch), _sparse_in(batch), "batch")
-    tracker.add_all(twin.parameters(), "parameters")
-    tracker.add_all(twin.buffers(), "buffers")
-    tracker.add_all(flatten_tensors(twin_batch), "batch")
+    tracker.ledger.add_all(twin.parameters(), "parameters")
+    tracker.ledger.add_all(twin.buffers(), "buffers")
+    tracker.ledger.add_all(flatten_tensors(twin_batch), "batch")
     if values is not None:
         _name_model_values(values, twin, model)
         _name_batch_values(values, twin_batch, batch)
     optimizer = make_optimizer(model, copies)
     tracker.note_optimizer(optimizer)
     # Adagrad makes its state at once, others in the first step.
-    tracker.add_all(optimizer_state(optimizer), "optimizer state")
+    tracker.ledger.add_all(optimizer_state(optimizer), "optimizer state")
 
     # Looked up here, since it cannot be under a mode.
     references_alone()
@@ -169,18 +169,18 @@ def _track_once(
         if not has_state:
             run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
         run_step(twin, twin_batch, optimizer, step, mark=tracker.mark)
-        tracker.label_gradients(copies.all_parameters())
-        tracker.label_state(optimizer)
+        tracker.ledger.label_gradients(copies.all_parameters())
+        tracker.ledger.label_state(optimizer)
     log.lacks_autocast |= bool(caught)
-    tracker.move_captured_to_beginning()
+    tracker.ledger.move_captured_to_beginning()
 
     with warnings.catch_warnings():
         # Small calls are made with invented values, of which torch may warn.
         warnings.simplefilter("ignore")
-        add_workspaces(tracker.calls, log, step.target.traits.kernels)
-        add_formulas(tracker, log)
+        add_workspaces(tracker.tracked.calls, log, step.target.traits.kernels)
+        add_formulas(tracker.tracked, log)
     may_change = has_state and _may_change(copies, tracker)
-    tracker.end()
+    tracker.ledger.end()
     return not may_change
 
 
@@ -188,7 +188,7 @@ def _may_change(copies: StepCopies, tracker: Tracker) -> bool:
     """Tell whether a second step may take something else than the one that was run."""
     parameters = copies.all_parameters()
     has_unused = any(parameter.grad is None for parameter in parameters)
-    keeps_something = tracker.unowned_bytes() > _KEPT_BYTES
+    keeps_something = tracker.ledger.unowned_bytes() > _KEPT_BYTES
     # An optimizer that finds a basis for its gradients does so in its first update.
     update_bytes = totals(peaks_of(tracker.log)).get("step", 0)
     takes_more_at_first = highest_before_step(tracker.log) > update_bytes
@@ -210,7 +210,7 @@ def _add_sparse(
     for fake, real in zip(fakes, reals, strict=True):
         if not tracker.sparse.name_elements(fake, real):
             tracker.log.sparse_bytes += held_bytes([real])
-            tracker.add(real, owner)
+            tracker.ledger.add(real, owner)
 
 
 def _name_model_values(
@@ -252,7 +252,7 @@ def _give_state(
         # Their gradients are sparse, which cannot be made of zeros.
         return False
     STATES.give(optimizer)
-    tracker.label_state(optimizer)
+    tracker.ledger.label_state(optimizer)
     return True
 
 
@@ -260,7 +260,7 @@ def _give_state(
 def _function_modes(step: Step, tracker: Tracker) -> Iterator[None]:
     """Choose the target's attention and operators, and answer what reads values."""
     is_cuda = step.target.traits.kernels == "of CUDA"
-    of_target = CudaFunctions(tracker) if is_cuda else nullcontext()
+    of_target = CudaFunctions(tracker.ledger) if is_cuda else nullcontext()
     with attention_of(step, tracker.log), ReadsValues(tracker), of_target:
         yield
 
@@ -279,15 +279,15 @@ def _modules_named(
         # blocks that a checkpoint computes again.
         if tracker.phase == "backward" and not path:
             modes_of_backward.enter_context(_function_modes(step, tracker))
-            tracker.note_computing_again()
-        tracker.note_resized(flatten_tensors(args))
+            tracker.checkpoints.note_block()
+        tracker.ledger.note_resized(flatten_tensors(args))
         path.append(_label_of(name, module))
-        tracker.module = path[-1]
+        tracker.ledger.modules.name = path[-1]
 
     def leave(_module: torch.nn.Module, args: tuple[Any, ...], _out: object) -> None:
-        tracker.note_resized(flatten_tensors(args))
+        tracker.ledger.note_resized(flatten_tensors(args))
         path.pop()
-        tracker.module = path[-1] if path else ""
+        tracker.ledger.modules.name = path[-1] if path else ""
         if not path:
             modes_of_backward.close()
 

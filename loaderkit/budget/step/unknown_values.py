@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaderkit.budget.step.assumed_scalars import LEAST, MOST, Assumed
 from loaderkit.budget.step.peaks import peaks_of, totals
 from loaderkit.budget.step.track import has_assumption, track_step
-from loaderkit.budget.step.tracker import ALL_CHOSEN, SCALAR
+from loaderkit.budget.step.value_answers import ALL_CHOSEN, SCALAR
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loaderkit.budget.step.allocation_log import Log
     from loaderkit.budget.step.devices import Kernels
     from loaderkit.budget.step.kernels import Workspace
-    from loaderkit.budget.step.tracker import TrackedCall, Tracker
+    from loaderkit.budget.step.tracked_calls import TrackedCall, TrackedCalls
 
 _REAL_BYTES = 14 << 20
 """What values and one call may take for real; derived: below the 16 MB that the
@@ -157,9 +157,9 @@ def _storage_to_correct(tracked: TrackedCall, log: Log) -> int:
     return empty[-1] if empty else tracked.numbers[0]
 
 
-def add_formulas(tracker: Tracker, log: Log) -> None:
+def add_formulas(tracked_calls: TrackedCalls, log: Log) -> None:
     """Widen the interval where autograd takes other storages without a mode."""
-    differentiated = [call for call in tracker.calls if any(call.with_grad)]
+    differentiated = [call for call in tracked_calls.calls if any(call.with_grad)]
     formulas = FORMULAS.different(
         DifferentiatedCall(tracked.call, tracked.with_grad)
         for tracked in differentiated
@@ -174,7 +174,7 @@ def add_formulas(tracker: Tracker, log: Log) -> None:
     groups = [
         (node, list(gradients))
         for node, gradients in itertools.groupby(
-            tracker.made_by_formulas, key=lambda gradient: gradient.node
+            tracked_calls.made_by_formulas, key=lambda gradient: gradient.node
         )
     ]
     # A formula ends where the next one makes its first storage.
