@@ -246,6 +246,7 @@ def test_what_answers_is_copied_and_pickled_and_has_its_own_errors():
         _ = Broken().value
 
 
+@pytest.mark.slow
 def test_a_type_error_of_the_users_own_code_is_not_taken_for_a_wrong_call():
     def one_epoch():
         return len(3)

@@ -164,7 +164,7 @@ def refusal_of(name, argument, value):
     return None
 
 
-@pytest.mark.many_cases(quick=7)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "argument"), arguments())
 def test_a_value_that_an_argument_cannot_have_is_refused_by_its_name(name, argument):
@@ -200,7 +200,7 @@ def test_its_twin_an_argument_that_nobody_checks_is_found(monkeypatch):
         )
 
 
-@pytest.mark.many_cases(quick=5)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("device", ["m1", "gpu", "H100", "cdua:1", "", 3, None])
 @pytest.mark.parametrize("name", ["plan_batch", "assert_fits"])
 def test_a_device_that_is_none_is_answered_under_the_name_it_has(name, device):

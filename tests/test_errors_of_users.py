@@ -251,7 +251,7 @@ def is_raised_here(error):
     return bool(frames) and frames[-1].name == "fail"
 
 
-@pytest.mark.many_cases(quick=24)
+@pytest.mark.many_cases(quick=8)
 @pytest.mark.parametrize("kind", ODD_ERRORS)
 @pytest.mark.parametrize("call", IN_THIS_PROCESS, ids=lambda call: call.__name__)
 def test_an_odd_error_of_the_user_reaches_the_user(call, kind, tmp_path):

@@ -198,6 +198,7 @@ def test_a_cycle_and_many_samples_end():
     assert find_fork_hazard(dataset=dataset) is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     multiprocessing.get_start_method() != "fork", reason="Python forks no longer"
 )

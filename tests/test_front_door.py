@@ -52,6 +52,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     assert "help(loaderkit) lists what there is" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_importing_loaderkit_imports_neither_torch_nor_h5py():
     code = (
         "import sys, loaderkit, loaderkit.cli.main; "

@@ -111,6 +111,7 @@ def calls_with_keywords(names_of):
     return [(name, keyword) for name in CALLS for keyword in sorted(names_of(name))]
 
 
+@pytest.mark.slow
 def test_every_call_at_the_front_door_with_answers_is_asked_for_them():
     others = {"concat", "push", "pull", "MicroBatcher", "transactional_step"}
     at_the_door = {name for name in KEYWORDS if hasattr(loaderkit, name)}
@@ -770,7 +771,7 @@ class Case:
         """As in a ``unittest.TestCase``."""
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [assert_no_leak, LeakDetector("cpu").run])
 def test_a_function_that_needs_arguments_is_told_before_it_is_called(call):
     with pytest.raises(OptionError, match="test_method needs self") as raised:

@@ -260,7 +260,7 @@ def changes_by_hand(place, failure):
     return changes_of_a_step(by_hand, place, failure)
 
 
-@pytest.mark.many_cases(quick=20)
+@pytest.mark.many_cases(quick=8)
 @pytest.mark.parametrize(
     "way", [by_micro_batcher, by_pieces, by_windows, by_transactional_step]
 )

@@ -309,6 +309,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_describes_a_batch_is_answered_with_a_line_that_makes_one(name):
     make, given = SHAPES[name]

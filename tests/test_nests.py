@@ -109,6 +109,7 @@ def test_what_is_flattened_is_rebuilt(nest):
     assert_same_nest(again, nest)
 
 
+@pytest.mark.slow
 @given(NESTS)
 def test_a_map_changes_each_tensor_and_nothing_else(nest):
     before = flatten(nest)

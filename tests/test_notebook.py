@@ -333,6 +333,7 @@ def test_what_small_results_print_is_what_their_card_shows(tmp_path):
     assert COLOURS["bad"] in results[1]._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_detector_shows_what_it_read_and_reads_nothing_for_it():
     detector = LeakDetector("cpu", on_leak=id, limit="8 GiB", every=2)
     before = Reading(detector._repr_html_())

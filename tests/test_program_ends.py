@@ -118,7 +118,7 @@ def torchs_end(dataset):
     return what_ends(lambda: list(DataLoader(dataset, batch_size=2)))
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("error", ENDS, ids=repr)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore::loaderkit.errors.NotJudgedWarning")

@@ -2,7 +2,7 @@
 
 from quick_run import BUSY, MOST_CPU_S, MOST_LAW_CPU_S, tell_what_is_not_quick
 
-LONG_S, SHORT_S = BUSY * MOST_CPU_S + 0.1, BUSY * MOST_CPU_S - 0.1
+LONG_S, SHORT_S = BUSY * MOST_CPU_S + 0.05, BUSY * MOST_CPU_S - 0.05
 LAW = {f"test_d.py::test_law[{number}]": SHORT_S for number in range(3)}
 
 

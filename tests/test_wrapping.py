@@ -34,6 +34,7 @@ def lines_too_long(text):
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(LINES, max_size=6).map("\n".join))
 def test_lines_are_wrapped_between_words_and_none_is_lost(text):
     wrapped = wrap_lines(text)
@@ -43,6 +44,7 @@ def test_lines_are_wrapped_between_words_and_none_is_lost(text):
     assert too_long <= set(text.splitlines())  # code, which stays as it was
 
 
+@pytest.mark.slow
 @given(st.lists(LINES, max_size=6).map("\n".join))
 def test_what_fits_stays_as_it_is(text):
     fitting = "\n".join(line for line in text.splitlines() if len(line) <= WIDTH)

@@ -319,6 +319,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.many_cases(quick=11)
 @pytest.mark.parametrize("name", BESIDE_NONE)
 @pytest.mark.parametrize("field", FIELDS)
 def test_none_is_joined_or_named_in_every_order_as_torch_does(name, field, tmp_path):
@@ -464,6 +465,7 @@ def test_a_function_that_does_not_take_what_it_is_given_is_told(name, function):
     FUNCTIONS[name](eval(raised.value.fix.partition("=")[2]))
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "function",
     [lambda *all_of_it: all_of_it, lambda sample, seed=0: sample, len, Constant()],
@@ -698,7 +700,7 @@ WRITERS = {
 """What makes a folder for a cache, of a path and a cache that is there."""
 
 
-@pytest.mark.many_cases(quick=24)
+@pytest.mark.many_cases(quick=16)
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     "written",
@@ -732,7 +734,7 @@ def test_a_url_with_a_slash_too_few_is_not_written_into(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.many_cases(quick=9)
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
     "written", ["s3", "s3/rows", "run:1/s3/rows", "2026-11-27T18:30"]
@@ -746,6 +748,7 @@ def test_its_twin_a_folder_that_only_looks_like_one_is(
     WRITERS[name](written, cache)
 
 
+@pytest.mark.slow
 def test_a_scheme_in_capitals_is_answered_with_small_letters():
     with pytest.raises(LoaderkitError) as raised:
         open_cache("S3://bucket/rows")

@@ -192,6 +192,7 @@ def test_every_option_is_recorded_as_unknown_before_and_as_known_since_its_torch
         assert answers == "".join(expected), option.name
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("backend", ["cuda", "hip", "cpu"])
 def test_every_fix_is_a_setting_of_that_torch_and_changes_something(backend):
     settings = [setting for setting, _ in TABLE["answers"][::3]]

@@ -89,6 +89,7 @@ def drawn(texts, count=80):
     return random.Random(20).sample(texts, min(count, len(texts)))
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("name", CLAUSES)
 def test_a_sentence_that_begins_with_what_failed_is_a_report(name):
     lost = [text for text in drawn(MADE[name]) if read_message(text).is_oom is not True]
@@ -101,6 +102,7 @@ LESS = (" is less than ", " smaller than ", " < ", " is below ", " is not enough
 NEEDED = ("the required ", "the requested ", "required buffer size ")
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("colon", [" ", ": ", " of "])
 def test_what_is_free_is_compared_with_what_is_needed(colon):
     for free, less, needed in itertools.product(FREE, LESS, NEEDED):
@@ -125,6 +127,7 @@ OTHER_THINGS = (
 )
 
 
+@pytest.mark.slow
 def test_what_else_cannot_be_had_is_no_lack_of_memory():
     texts = [
         "".join(parts)
@@ -218,6 +221,7 @@ AMOUNTS = {
 SIZES = {"requested": 712 << 20, "free": 300 << 20, "limit": 4 << 30}
 
 
+@pytest.mark.slow
 def test_amounts_behind_a_headline_are_told_in_any_order():
     rows = list(itertools.product(HEADLINES, *AMOUNTS.values()))
     orders = list(itertools.permutations(range(len(AMOUNTS))))
@@ -248,6 +252,7 @@ REASONS = (
 )
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("label", [*LABELS, "WARN executor: "])
 def test_what_was_ended_for_its_memory_is_told_at_any_level_of_a_log(label):
     texts = [

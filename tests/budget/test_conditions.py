@@ -82,6 +82,7 @@ class Masked(nn.Module):
         return h.mean()
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("width", [1, 64, 1024])
 @pytest.mark.parametrize(
     ("asks", "padded"),
@@ -106,7 +107,7 @@ def test_a_mask_of_floats_made_of_integers_is_read_as_it_is(asks, padded, width)
     assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("name", READINGS)
 def test_a_step_that_reads_unknown_values_is_in_the_interval(name):
     """The rows take more than what is computed for real, so that nothing is known."""
@@ -229,6 +230,7 @@ class OneBranchFits(nn.Module):
         return torch.cat([h] * 3, dim=1).mean()
 
 
+@pytest.mark.slow
 def test_the_branch_that_runs_is_tracked_where_the_other_does_not():
     model, batch = OneBranchFits(), torch.randn(60_001, 64)
 
@@ -264,7 +266,7 @@ class LeftOut(nn.Module):
         return x.square().mean() + self.gates.sum()
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["drawn", "drawn, read", "learned"])
 @pytest.mark.parametrize("count", [1, 4])
 def test_blocks_left_out_by_a_number_may_be_there_in_the_next_step(number, count):

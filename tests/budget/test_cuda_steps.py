@@ -82,6 +82,7 @@ def test_a_few_outputs_are_summed_in_a_buffer():
         assert staging_bytes(Reduction(shape, stride, axes, 4)).likely == size
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_cells_bias_is_summed_in_a_buffer():
     """A GRU's has two, 192 numbers of 30,000 rows each, one after the other."""
     model, batch, step = named_steps(range(0))["cells: gru"]()

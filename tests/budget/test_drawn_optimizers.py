@@ -11,7 +11,7 @@ from loaderkit.budget.step.measure import measure_step
 from loaderkit.budget.step.train_step import Step
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_the_profilers_peak_is_in_the_interval_of_drawn_updates(name, seed):

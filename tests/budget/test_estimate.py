@@ -48,7 +48,7 @@ def test_estimates_are_within_a_thousandth_and_never_off_by_two_percent():
     assert max(errors.values()) <= 0.02, errors
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize(
     ("optimizer", "variant"),
     [
@@ -94,6 +94,7 @@ def test_checkpointed_blocks_are_estimated():
     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_drops_what_recurrent_kernels_keep_for_the_backward_pass():
     class Last(torch.nn.Module):
         def __init__(self):

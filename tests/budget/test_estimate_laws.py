@@ -59,6 +59,7 @@ SLOW = (
 )
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
@@ -87,7 +88,7 @@ FIRST_LAYERS = {
 }
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("name", FIRST_LAYERS)
 def test_gradients_that_nobody_asks_for_take_nothing(name, frozen):
@@ -261,6 +262,7 @@ def test_positions_decide_a_shape_exactly():
     assert not any("chosen" in assumption for assumption in estimated.assumptions)
 
 
+@pytest.mark.slow
 def test_what_parameters_choose_may_change():
     make, rows = DENSE["mask"]
     model, batch = make(), rows(2000)
@@ -319,6 +321,7 @@ def test_assumed_values_do_not_end_in_the_users_own_error():
     assert estimate_step(Particular(), torch.randn(8, 4)).peak
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("seed", [4, 7, 18])
 def test_so_it_is_for_steps_that_a_grammar_draws(seed):
     drawn = draw_step(seed)
@@ -416,6 +419,7 @@ def test_so_it_is_for_the_breadth_of_the_libraries(kind, seed):
     check_tracked_peak(draw_zoo_step(seed, kind))
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
@@ -629,6 +633,7 @@ class PackedScan(nn.Module):
         return self.inner(packed)[1].square().mean()
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("lengths", [[9] * 60, [9, 4, 1] * 20, [9, *[2] * 59]])
 def test_what_is_copied_to_pack_sequences_is_counted(batch_first, lengths):
@@ -817,6 +822,7 @@ class SparseHead(nn.Module):
         return self.table(words).sum(1)
 
 
+@pytest.mark.slow
 def test_sparse_gradients_of_a_large_table_are_in_the_interval():
     model, words = SparseHead(), torch.randint(0, 100_000, (400, 30))
     step = Step(optimizer=torch.optim.SparseAdam)

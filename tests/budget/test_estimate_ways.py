@@ -67,6 +67,7 @@ RESIZING = (
 )
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("function", RESIZING)
 def test_what_is_resized_takes_its_new_size(function, autocast):

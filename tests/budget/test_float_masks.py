@@ -42,6 +42,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(query, key, value, mask)
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize(
     ("mask", "autocast"), [*itertools.product(MASKS, (None, torch.bfloat16))]
 )

@@ -93,6 +93,7 @@ PATTERNS = st.lists(PIECES, min_size=1, max_size=4).flatmap(
 DRAWN = st.text("abcABC( \u0130\u0131\u017f\u212a\n", max_size=12)
 
 
+@pytest.mark.slow
 @given(PATTERNS, DRAWN)
 def test_two_steps_find_what_any_pattern_finds(pattern, text):
     pattern = re.sub(r"\?P<name>", "?:", pattern, count=pattern.count("name") - 1)

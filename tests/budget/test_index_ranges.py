@@ -90,7 +90,7 @@ class LooksUp(nn.Module):
         return self.function(self.inner(x), self.index).sum() + self.large.sum()
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=24)
 @pytest.mark.parametrize("numbers", INDICES.values(), ids=INDICES)
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_the_step_is_refused_if_and_only_if_torch_refuses_it(name, numbers):

@@ -64,6 +64,7 @@ def truth_of(model, batch, step):
     return peak
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.long_cases
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("held", HELD)
@@ -90,6 +91,7 @@ def test_the_elements_of_a_row_alone_are_too_little():
     assert truth > estimated.high - kept_bytes + model.part.nbytes
 
 
+@pytest.mark.slow
 def test_what_is_moved_to_a_device_is_its_elements():
     step = Step(optimizer="sgd", target=DeviceSpec("cuda"))
     for part in PARTS:

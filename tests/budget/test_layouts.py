@@ -162,12 +162,13 @@ def rows_that_disagree(seed, *, corrected):
     return names
 
 
-@pytest.mark.many_cases(quick=5)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_in_any_order_give_what_the_kernel_gives(seed):
     assert rows_that_disagree(seed, corrected=True) == []
 
 
+@pytest.mark.slow
 def test_fakes_of_such_rows_are_found_out():
     seen = {
         name for seed in range(8) for name in rows_that_disagree(seed, corrected=False)
@@ -245,6 +246,7 @@ def strides_of_views(seed, *, corrected):
     return pairs
 
 
+@pytest.mark.slow
 def test_views_of_short_axes_have_the_kernels_strides():
     pairs = [pair for s in range(40) for pair in strides_of_views(s, corrected=True)]
 
@@ -273,6 +275,7 @@ class TokensAsImage(nn.Module):
         return self.mix(image).flatten(2).transpose(1, 2).mean()
 
 
+@pytest.mark.many_cases(quick=7)
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize(
     ("kernel", "groups", "stride"),

@@ -35,6 +35,7 @@ def _grouped(parts):
 PATTERNS = st.recursive(LETTERS, _grouped, max_leaves=6)
 
 
+@pytest.mark.slow
 @given(st.data(), PATTERNS)
 def test_whatever_a_pattern_matches_has_a_word_that_it_needs(data, pattern):
     text = data.draw(st.from_regex(re.compile(pattern), fullmatch=True))

@@ -389,7 +389,7 @@ MIRRORS = {
 }
 
 
-@pytest.mark.many_cases(quick=11)
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_message_of_a_class_is_read(name):
     unread = [text for text in CLASSES[name] if read_message(text).is_oom is False]
@@ -489,6 +489,7 @@ def _said_by_the_library():
     return words.values()
 
 
+@pytest.mark.slow
 def test_what_a_system_says_in_its_language_is_read():
     for killed, no_memory in _said_by_the_library():
         for text in (
@@ -515,6 +516,7 @@ ENDINGS = (".", ", so use a smaller batch.", ", which takes 4 GiB.")
 PROSE = _joined(BEGINNINGS, (" the trainer ", " a worker "), EVENTS, ENDINGS)
 
 
+@pytest.mark.slow
 def test_prose_about_exhaustion_reports_nothing():
     taken = [text for text in PROSE if read_message(text).is_oom is not False]
 

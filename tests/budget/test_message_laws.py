@@ -84,6 +84,7 @@ def test_neither_a_terminal_nor_an_editor_changes_torchs_text(width):
     assert stated(quote(hard_wrap(TORCH, width), "json")) == expected
 
 
+@pytest.mark.many_cases(quick=9)
 @pytest.mark.parametrize("seed", range(20))
 def test_torchs_text_broken_by_hand_is_read(seed):
     """In a mail, at no width: a line may end with "(GPU 0;" as a program's does."""
@@ -113,7 +114,7 @@ TALKED_OF = (
 )
 
 
-@pytest.mark.many_cases(quick=14)
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("name", FRAMES)
 def test_what_a_runtime_puts_around_an_error_changes_nothing(name):
     for text in TOLD:
@@ -158,7 +159,7 @@ def test_a_style_that_hides_a_part_is_found_out():
     assert stated(forgets(TORCH)) != stated(TORCH)
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "word", ["x", "0", "a.", "1,", "_", "=", "(", "OutOf", "%|", "[0]:"]
 )
@@ -169,6 +170,7 @@ def test_text_without_blanks_is_not_read_word_by_word(word):
     assert stated(f"{data} {TORCH}") == stated(TORCH)
 
 
+@pytest.mark.slow
 def test_a_log_that_repeats_itself_is_read_once():
     rows = [
         f"2026-11-21 10:00:{n % 60:02} INFO step {n} loss 0.{n}" for n in range(1600)
@@ -224,7 +226,7 @@ ENVELOPES = (
 )
 
 
-@pytest.mark.many_cases(quick=22)
+@pytest.mark.many_cases(quick=10)
 @pytest.mark.parametrize("way", WAYS_OF_RUNNING_OUT)
 def test_any_memory_can_run_out_in_any_words(way):
     for memory, envelope in itertools.product(KINDS_OF_MEMORY, ENVELOPES):
@@ -261,6 +263,7 @@ ALLOCATING = (
 )
 
 
+@pytest.mark.many_cases(quick=22)
 @pytest.mark.parametrize("verb", ALLOCATING)
 @pytest.mark.parametrize("failure", ["failed", "was unable", "could not manage"])
 def test_memory_is_asked_for_in_vain_in_any_words(verb, failure):

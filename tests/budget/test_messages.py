@@ -166,6 +166,7 @@ def _differing(got, states, *, whole=False):
     return {name: got[name] for name in names if got[name] != expected[name]}
 
 
+@pytest.mark.slow
 def test_every_number_of_the_known_messages_is_read():
     rows = json.loads(KNOWN.read_text("utf-8"))
 

@@ -155,6 +155,7 @@ def test_what_was_given_is_kept_in_the_fix():
     )
 
 
+@pytest.mark.slow
 def test_an_error_and_a_plan_are_told_apart():
     plan = plan_batch(MODEL, VALUES["samples"], "cpu")
     error = MemoryError("out of memory")

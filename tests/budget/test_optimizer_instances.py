@@ -79,7 +79,7 @@ def makers():
 MAKERS = dict(makers())
 
 
-@pytest.mark.many_cases(quick=8)
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.long_cases
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("grouping", GROUPINGS)

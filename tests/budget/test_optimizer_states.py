@@ -95,7 +95,7 @@ def wrong_states(name):
     return wrong
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("name", CLASSES)
 def test_what_is_given_is_what_a_first_step_makes(name):
     assert wrong_states(name) == []

@@ -576,6 +576,7 @@ def test_glibc_knows_the_tunables_that_are_said_and_the_variable_wins():
     assert int(seen["glibc.malloc.perturb"], 0) == int(perturb)
 
 
+@pytest.mark.slow
 def test_doctor_says_what_keeps_torch_from_being_imported():
     done = subprocess.run(
         [sys.executable, "-m", "loaderkit", "doctor"],

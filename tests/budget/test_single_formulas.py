@@ -13,7 +13,7 @@ F = torch.nn.functional
 SHAPES = {"none": None, "a column": (16,), "one": (1,), "all": (512, 16)}
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", SHAPES)
 def test_logits_with_weights_are_exact(reduction, weight):
@@ -90,6 +90,7 @@ class _Applied(torch.nn.Module):
         return self.function(self.inner(x))
 
 
+@pytest.mark.many_cases(quick=15)
 @pytest.mark.parametrize("name", REAL_VALUES_ONLY)
 @pytest.mark.parametrize("rows", [512, 2048])
 def test_kernels_that_cannot_be_tried_are_exact(name, rows):

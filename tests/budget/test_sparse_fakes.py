@@ -47,7 +47,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("padding", [None, 0])
@@ -84,7 +84,7 @@ def test_so_they_are_in_drawn_steps(seed):
         assert estimated.peak == pytest.approx(truth, rel=0.005)
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("kind", ["walks", "reversible"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_so_they_are_in_models_of_graphs(kind, seed):

@@ -95,7 +95,7 @@ class WithLargeParameter(nn.Module):
         return output + self.large[0] if isinstance(output, torch.Tensor) else output
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("name", CASES)
 def test_what_no_training_can_run_gives_its_own_error(name):
     make, batch, loss = CASES[name]
@@ -150,6 +150,7 @@ class ReadsMemory(nn.Module):
         return hidden
 
 
+@pytest.mark.slow
 def test_what_runs_for_real_only_is_no_error_of_the_step():
     estimated = estimate_step(ReadsMemory(), rows)
 

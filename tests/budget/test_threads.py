@@ -68,6 +68,7 @@ UNMARKED_AND_SPOKEN_OF = (
 )
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("frame", UNMARKED)
 def test_an_error_behind_a_persons_clause_is_one(frame):
     lost = [text for text in ERRORS if not read_message(frame.format(text)).is_oom]
@@ -138,7 +139,7 @@ def test_guides_lists_and_plans_report_nothing(text):
     assert read_message(text).is_oom is False
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("frame", CAME_UP)
 def test_an_error_that_somebody_quotes_as_what_came_up_is_one(frame):
     assert len(ERRORS) > 20
@@ -183,6 +184,7 @@ NO_LACK = (
 )
 
 
+@pytest.mark.slow
 def test_an_allocation_that_failed_for_another_reason_is_no_lack_of_memory():
     texts = [a.format(reason) for a in ALLOCATIONS for reason in NO_LACK]
 

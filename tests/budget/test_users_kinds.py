@@ -404,6 +404,7 @@ PLACES = {
 }
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize(
     ("kind", "place"), list(zip(REFUSING, itertools.cycle(PLACES), strict=False))
 )

@@ -147,7 +147,7 @@ def budget_calls(model, loss):
     yield lambda: measure_step(model, rows, Step(loss))
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "part"), [way[1:] for way in LOSSES], ids=[
     way[0] for way in LOSSES
 ])  # fmt: skip
@@ -257,7 +257,7 @@ WAYS_TO_KEEP = [
 ]
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("way", WAYS_TO_KEEP)
 def test_the_training_finds_no_fakes_in_what_a_model_keeps(way):
     rows = torch.rand(ROWS, WIDTH)
@@ -285,6 +285,7 @@ def forget_what_was_kept():
         container.clear()
 
 
+@pytest.mark.slow
 def test_a_hook_that_keeps_outputs_keeps_none_of_an_estimate():
     model = Keeps("a hook")
 
@@ -349,6 +350,7 @@ HOW_USED = {
 }
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("kind", [Classes, Teacher])
 @pytest.mark.parametrize("way", HOW_USED)
 @pytest.mark.parametrize("optimizer", ["adam", "instance", "sgd"])
@@ -415,6 +417,7 @@ class ReadsMemory(nn.Module):
         return self.layer(rows)
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("width", [8, 2048])
 def test_where_a_step_is_run_for_real_its_loss_is_copied_or_it_is_not_run(width):
     model, teacher = ReadsMemory(width), nn.Linear(width, width)

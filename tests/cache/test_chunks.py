@@ -20,6 +20,7 @@ COMPRESSIONS = ["gzip", "lzf", "lz4", "zstd", "bzip2", "blosc", "blosc2", "bitsh
 SHAPES = [(70,), (70, 3), (23, 3, 2)]
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
@@ -84,6 +85,7 @@ def test_threads_do_not_read_each_others_chunks(compression):
     assert wrong == []
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("compression", ["gzip", "bzip2", "lz4", "zstd"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

@@ -58,6 +58,7 @@ class Clock:
         return self.now_s
 
 
+@pytest.mark.slow
 @given(
     st.floats(0.1, 100),
     st.lists(st.floats(0, 20), max_size=8),

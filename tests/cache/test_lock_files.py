@@ -46,6 +46,7 @@ def _add_one(lock_file, counter_file):
             counter_file.write_text(str(count + 1))
 
 
+@pytest.mark.slow
 def test_one_process_holds_the_file_at_a_time(tmp_path):
     counter = tmp_path / "counter"
     counter.write_text("0")

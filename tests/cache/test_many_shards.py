@@ -385,6 +385,7 @@ def test_a_shard_cut_short_between_two_batches_is_an_error(tmp_path, cut):
         gather_column(store, "x", rows, "<f4", (11,))
 
 
+@pytest.mark.slow
 def test_changed_bytes_are_an_error_after_a_few_batches(tmp_path):
     generator = np.random.default_rng(0)
     path = write_cache(

@@ -313,6 +313,7 @@ def test_what_a_store_did_not_give_at_another_clock_is_asked_for(
     assert read_labels(Store(remote), samples) == samples
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("hours", HOURS_APART)
 def test_a_mirror_with_times_of_another_clock_gives_right_rows(packed, tmp_path, hours):
     cap = 2 * shard_bytes(packed) // SHARDS + (16 << 10)
@@ -338,6 +339,7 @@ def test_a_wish_for_room_is_seen_whatever_the_clocks_say(packed, tmp_path, hours
     assert holding.is_room_wanted()
 
 
+@pytest.mark.slow
 def test_keys_that_differ_in_case_alone_share_no_file_of_a_mirror(tmp_path):
     """On a disk that does not tell capitals from small letters, too."""
     mirror, files = tmp_path / "m", []

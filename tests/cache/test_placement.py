@@ -38,6 +38,7 @@ def test_every_row_lies_where_its_number_says(column):
         assert end <= window.range_start + window.nbytes
 
 
+@pytest.mark.slow
 @given(columns())
 def test_windows_are_whole_pages_side_by_side(column):
     starts, _, _, page = column

@@ -86,6 +86,7 @@ def test_no_description_that_is_kept_names_one_that_is_not():
     assert {"GetObject", "PutObject", "ListObjectsV2", "UploadPart"} <= set(kept)
 
 
+@pytest.mark.slow
 def test_what_s3fs_asks_of_s3_is_kept():
     """Every word of s3fs's source that is the name of an operation of S3."""
     import s3fs.core
@@ -106,6 +107,7 @@ def test_what_s3fs_asks_of_s3_is_kept():
     assert asked <= operations(make_session())
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("service", ["s3", "sts", "sso", "sso-oidc"])
 def test_clients_have_the_addresses_that_botocore_gives_them(service):
     from botocore.session import Session

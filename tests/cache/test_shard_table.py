@@ -65,6 +65,7 @@ def test_a_table_says_of_each_shard_what_its_object_says(shards):
                 assert group.samples_with(name)[row] == shard.samples_with(column)
 
 
+@pytest.mark.slow
 @given(caches())
 @settings(max_examples=40, deadline=None)
 def test_objects_of_version_2_give_the_same_table(shards):
@@ -272,6 +273,7 @@ def calls_of_a_first_batch(path):
     return calls_of(lambda: dataset.batch([0, 3]))
 
 
+@pytest.mark.slow
 def test_opening_takes_as_many_steps_whatever_the_number_of_shards(
     packed_cache, cache_of_many_shards, tmp_path
 ):
@@ -280,6 +282,7 @@ def test_opening_takes_as_many_steps_whatever_the_number_of_shards(
     assert abs(calls_of_opening(more) - calls_of_opening(cache_of_many_shards)) < 50
 
 
+@pytest.mark.slow
 def test_a_first_batch_takes_as_many_steps_whatever_the_number_of_shards(
     packed_cache, cache_of_many_shards, tmp_path
 ):
@@ -370,6 +373,7 @@ def test_one_of_many_files_that_is_a_link_is_refused_when_the_cache_is_opened(
         open_cache(path)
 
 
+@pytest.mark.slow
 def test_one_of_many_files_that_is_cut_short_is_refused_before_it_is_read(
     damageable_cache,
 ):

@@ -315,6 +315,7 @@ def name_server_says_no():
     return False
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.needs("s3")
 @pytest.mark.parametrize(("url", "options"), UNKNOWN)
 def test_a_host_that_no_name_server_knows_is_told_after_three_tries(

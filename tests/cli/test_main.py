@@ -57,6 +57,7 @@ def test_a_folder_is_packed_inspected_and_verified(folder, tmp_path, capsys):
     assert "sound; 9 samples" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_damage_is_status_1(folder, tmp_path, capsys):
     main(["pack", str(folder), str(tmp_path / "c.lk")])
     [shard] = (tmp_path / "c.lk").glob("*.h5")
@@ -165,6 +166,7 @@ def test_completion_is_printed_or_says_what_it_needs(capsys):
         assert "explain" in printed.out
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_module():
     printed = subprocess.check_output(
         [sys.executable, "-m", "loaderkit", "--help"], text=True

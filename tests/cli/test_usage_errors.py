@@ -91,6 +91,7 @@ def status_of(words):
         return ended.code
 
 
+@pytest.mark.many_cases(quick=11)
 @pytest.mark.parametrize(
     ("command", "option"),
     OPTIONS,

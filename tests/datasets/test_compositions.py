@@ -81,7 +81,7 @@ def test_keys_are_found_through_any_composition(named, seed):
             row_of(dataset, key)
 
 
-@pytest.mark.many_cases(quick=3)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("seed", range(0, 40, 8))
 def test_what_is_packed_of_packed_samples_keeps_their_keys(named, seed, tmp_path):
     dataset, composed_keys = compose(named, NAMES, random.Random(seed))
@@ -104,6 +104,7 @@ def test_all_rows_of_a_key_are_found(named):
     assert named[1].all_rows_of("g") == []
 
 
+@pytest.mark.slow
 def test_a_sum_of_datasets_knows_its_samples_and_is_loaded_as_torchs(named):
     both = named[0] + named[1] + [{"x": torch.ones(3)}]
 

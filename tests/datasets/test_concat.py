@@ -256,6 +256,7 @@ def test_a_call_that_was_killed_behind_its_last_step_has_added_the_samples(tmp_p
     assert len(grown) == 6
 
 
+@pytest.mark.slow
 def test_a_call_that_was_killed_while_it_tidied_up_has_added_the_samples(
     tmp_path, monkeypatch
 ):

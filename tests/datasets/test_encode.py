@@ -210,6 +210,7 @@ NOT_STORED = {
 }
 
 
+@pytest.mark.many_cases(quick=17)
 @pytest.mark.parametrize("name", NOT_STORED)
 def test_what_cannot_be_stored_is_answered_with_what_can(tmp_path, name):
     value = NOT_STORED[name]

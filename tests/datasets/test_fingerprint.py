@@ -536,7 +536,7 @@ RETURNS = {
 }
 
 
-@pytest.mark.many_cases(quick=19)
+@pytest.mark.many_cases(quick=12)
 @pytest.mark.parametrize("returns", RETURNS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_lambdas_that_return_different_values_differ(tmp_path, layout, returns):

@@ -110,7 +110,7 @@ def follow(fix, dataset, value):
     return True
 
 
-@pytest.mark.many_cases(quick=8)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_a_method_refuses_it_refuses_with_a_fix_that_works(method, datasets):
     errors = []
@@ -227,6 +227,7 @@ class Pairs(loaderkit.SafeDataset):
         return {"name": str(key)}
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("row", range(5))
 def test_a_key_that_is_given_for_rows_is_answered_with_its_row(row, tmp_path):
     pairs = Pairs(cache=tmp_path / "pairs.lk")

@@ -186,6 +186,7 @@ def test_a_run_that_follows_a_killed_one_holds_its_own_samples_alone(
     assert bool(messages) == (second == 2), messages
 
 
+@pytest.mark.slow
 def test_the_check_itself_would_see_a_mix(tmp_path, monkeypatch):
     """Twin: believe every finished shard, and the cache holds both."""
     from loaderkit.datasets.packing_run import PackingRun
@@ -572,6 +573,7 @@ def test_the_list_of_sources_is_part_of_what_is_verified(tmp_path):
     assert "sources-" in str(verify(tmp_path / "c.lk"))
 
 
+@pytest.mark.slow
 def test_a_sample_keeps_its_value_and_its_place(tmp_path):
     samples = [sample(row, row) for row in range(COUNT)]
 
@@ -589,7 +591,7 @@ def all_readings(dataset):
         yield torch.cat(list(loader)).tolist()
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("shard_bytes", [SHARD_BYTES, "1 MiB"], ids=["many", "one"])
 @pytest.mark.parametrize("links", [0, 1], ids=["deleted", "linked elsewhere"])
 def test_a_dataset_that_was_read_goes_on_when_its_cache_is_packed_again(

@@ -441,6 +441,7 @@ def by_method(dataset, index):
     return dataset.index_select(index)
 
 
+@pytest.mark.slow
 @given(
     index=INDICES,
     choose=st.sampled_from([by_brackets, by_method]),
@@ -519,6 +520,7 @@ def test_rows_are_chosen_as_in_hugging_faces_datasets(rows, theirs, choice):
     assert numbers(actual) == numbers(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.needs("datasets")
 @given(test=SIZES, train=SIZES, shuffle=st.booleans(), seed=st.integers(0, 99))
 @settings(max_examples=40)
@@ -790,7 +792,7 @@ def test_map_packs_what_a_function_makes_of_each_sample(rows, tmp_path):
     assert mapped.cache == tmp_path / "m.lk"
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.needs("datasets")
 @pytest.mark.parametrize("removed", [None, "text", ["text", "number"]])
 @pytest.mark.parametrize("with_indices", [True, False])
@@ -809,6 +811,7 @@ def test_map_gives_the_fields_that_hugging_faces_gives(
         assert ours == sample
 
 
+@pytest.mark.slow
 def test_map_of_graphs_gives_graphs(ours, tmp_path):
     mapped = ours.map(doubled, cache=tmp_path / "m.lk")
 
@@ -819,6 +822,7 @@ def test_map_of_graphs_gives_graphs(ours, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_map_of_graphs_may_give_dicts_and_of_dicts_graphs(ours, tmp_path):
     dicts = ours.map(lambda graph: {"x": graph.x}, cache=tmp_path / "dicts.lk")
     regained = dicts.map(lambda sample: Data(**sample), cache=tmp_path / "graphs.lk")
@@ -830,6 +834,7 @@ def test_map_of_graphs_may_give_dicts_and_of_dicts_graphs(ours, tmp_path):
         assert_same(again.batch([2, 0]), Batch.from_data_list(wanted))
 
 
+@pytest.mark.slow
 def test_the_same_map_is_not_called_again_and_another_has_another_folder(rows):
     calls = Path(rows.cache).with_name("calls")
 
@@ -884,6 +889,7 @@ def test_map_without_a_folder_to_put_it_beside_asks_for_one():
         Numbers().map(dict)
 
 
+@pytest.mark.slow
 def test_transforms_of_pyg_can_be_mapped(tmp_path):
     transform = Compose([Distance(norm=False), Constant()])
     samples = [graph(i) for i in range(COUNT)]

@@ -223,6 +223,7 @@ class Scaled(loaderkit.SafeDataset):
         return {"row": key * SCALES["by"]}
 
 
+@pytest.mark.slow
 def test_a_stale_cache_is_packed_again_as_its_fix_says(tmp_path):
     assert numbers(Scaled(cache=tmp_path / "c.lk")) == [0, 1, 2]
     SCALES["by"] = 3
@@ -277,7 +278,7 @@ def lengthened(sample):
     return sample
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "function",
     [

@@ -90,6 +90,7 @@ class Named(loaderkit.SafeDataset):
         return None if key == self.without else {"key": str(key)}
 
 
+@pytest.mark.slow
 def test_a_key_that_comes_twice_is_told_with_its_rows(tmp_path):
     for pack in (lambda d: loaderkit.pack(d, tmp_path / "other.lk"), len):
         with pytest.raises(DatasetError, match=r"'a' twice: in rows 0 and 2") as error:
@@ -111,7 +112,7 @@ def test_keys_of_one_name_are_told(tmp_path):
         len(Named([1, "1"], cache=tmp_path / "c.lk"))
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -141,6 +141,7 @@ HAS_EVENTS_OF_THREADS = sys.version_info >= (3, 12)
 """Whether Python tells who starts a thread."""
 
 
+@pytest.mark.many_cases(quick=8)
 @pytest.mark.long_cases
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("question", ["len", "sample", "column", "another one's"])

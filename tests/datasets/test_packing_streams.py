@@ -132,6 +132,7 @@ def test_shards_of_spans_that_are_built_otherwise_are_numbered_again(tmp_path, c
     assert cache.key(41) == "1/1"
 
 
+@pytest.mark.slow
 def test_numbers_that_samples_draw_follow_from_the_seed_and_the_place(tmp_path):
     source = WithRandomNumbers(0, [5, 5, 5], rarity=100)
 

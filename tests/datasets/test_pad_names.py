@@ -122,7 +122,7 @@ def open_cache(path, transforms):
     )
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_is_named_is_padded_with_its_number_or_refused(tmp_path, field):
     make, wanted = FIELDS[field]

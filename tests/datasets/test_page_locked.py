@@ -74,6 +74,7 @@ def test_every_dense_tensor_of_a_batch_of_graphs_is_made_there(folder, data):
         assert all(map(replay.has, dense_tensors(batch)))
 
 
+@pytest.mark.many_cases(quick=10)
 @pytest.mark.parametrize("name", sorted(FIELDS))
 def test_every_field_of_graphs_is_made_there(folder, name):
     """One by one: drawn graphs seldom have a single field that is left out."""
@@ -94,6 +95,7 @@ def test_every_field_of_graphs_is_made_there(folder, name):
         assert all(map(replay.has, dense_tensors(batch)))
 
 
+@pytest.mark.many_cases(quick=10)
 @pytest.mark.parametrize("shard_bytes", [100, 1 << 20])
 @pytest.mark.parametrize("name", sorted(DICT_FIELDS))
 def test_every_field_of_dicts_is_made_there(folder, name, shard_bytes):
@@ -118,6 +120,7 @@ PARTS = {
 """Tensors of a ragged field."""
 
 
+@pytest.mark.many_cases(quick=9)
 @pytest.mark.parametrize("width", [(), (3,), (2, 2500)])
 @pytest.mark.parametrize(
     ("ragged", "pad_value"),

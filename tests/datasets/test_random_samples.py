@@ -59,6 +59,7 @@ def packed(path, dataset=None, *, seed=1, **options):
     return list(pack(dataset or Noisy(), path, **options))
 
 
+@pytest.mark.slow
 def test_no_sample_has_the_numbers_of_another(tmp_path):
     samples = packed(tmp_path / "c.lk", workers=2)
 

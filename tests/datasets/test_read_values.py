@@ -296,7 +296,7 @@ CASES = [
 """All 760 pairs take a minute of CPU time."""
 
 
-@pytest.mark.many_cases(quick=26)
+@pytest.mark.many_cases(quick=19)
 @pytest.mark.parametrize(("way", "value"), CASES)
 def test_a_change_of_what_code_reads_is_seen(way, value, module):
     text, change = module_of(way, value)

@@ -158,6 +158,7 @@ def test_what_was_finished_is_not_loaded_again_where_its_files_are_known(tmp_pat
     assert FromFiles.loaded[-1] == "g119"
 
 
+@pytest.mark.slow
 def test_a_sample_that_fails_is_named_with_the_place_in_the_code(tmp_path):
     dataset = Graphs(cache=tmp_path / "c.lk", packing=PackOptions(workers=2))
     dataset.broken = [37]
@@ -189,6 +190,7 @@ def test_keys_that_change_make_the_cache_stale(tmp_path):
     assert len(fresh) == 121
 
 
+@pytest.mark.slow
 def test_load_that_changes_makes_the_cache_stale(tmp_path):
     pack_graphs(tmp_path / "c.lk", 0)
 
@@ -342,6 +344,7 @@ def pack_into_what_is_not_ours(path):
         pack([1, 2], path / "c.lk")
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_cannot_be_packed_into_but_can_be_read(tmp_path, whole):
     for folder in [tmp_path, *tmp_path.parents]:
         if folder.stat().st_uid == os.getuid() and str(folder) != "/":

@@ -223,6 +223,7 @@ def test_what_a_thrashing_order_costs_is_warned_of(url, folder, tmp_path):
     assert downloads.ahead_bytes == 0
 
 
+@pytest.mark.slow
 def test_the_next_shards_come_while_the_loop_does_nothing(folder, tmp_path):
     copy_files(folder, tmp_path / "served")
     faults = Faults()
@@ -239,6 +240,7 @@ def test_the_next_shards_come_while_the_loop_does_nothing(folder, tmp_path):
     server.stop()
 
 
+@pytest.mark.slow
 def test_a_dataset_travels_without_connections_and_keeps_its_generation(url, tmp_path):
     dataset = open_cache(url, mirror=tmp_path / "m", storage_options={})
     assert dataset[1]["n"] == 1
@@ -272,6 +274,7 @@ def test_push_and_pull_keep_every_byte(folder, tmp_path):
     assert not list((tmp_path / "store").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_second_push_is_refused_and_leaves_the_first(folder, tmp_path):
     url = (tmp_path / "store").as_uri()
     push(folder, url)
@@ -520,6 +523,7 @@ def test_a_dataset_packs_to_its_url_once_for_all_processes(tmp_path):
     assert verify(url).ok
 
 
+@pytest.mark.slow
 def test_another_load_makes_the_cache_at_a_url_stale(tmp_path):
     url = (tmp_path / "store").as_uri()
     assert Loaded(cache=url, mirror=tmp_path / "m")[3]["n"] == 3

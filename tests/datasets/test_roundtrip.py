@@ -119,6 +119,7 @@ def test_any_nest_of_plain_values_comes_back(tmp_path_factory, samples):
     assert_same(unpacked, samples)
 
 
+@pytest.mark.many_cases(quick=20)
 @pytest.mark.parametrize(
     "value",
     [
@@ -199,6 +200,7 @@ def test_a_batch_is_refused_as_a_sample(tmp_path):
         pack([batch], tmp_path / "c.lk")
 
 
+@pytest.mark.slow
 def test_a_dict_with_ids_for_keys_is_refused_with_the_fix(tmp_path):
     samples = [{f"id{i}": 1} for i in range(4100)]
 

@@ -519,6 +519,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.many_cases(quick=14)
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:16])
 def test_plain_values_that_pack_never_writes_are_an_error_of_ours(
     tmp_path, monkeypatch, text

@@ -91,6 +91,7 @@ def test_tokens_are_the_length_of_the_longest_field_that_differs(
     assert dataset[rows].sizes().tokens.tolist() == some
 
 
+@pytest.mark.many_cases(quick=7)
 @pytest.mark.parametrize("kind", sorted(SEQUENCES.keys() - {"two axes"}))
 def test_no_batch_holds_more_tokens_than_it_may(tmp_path, kind):
     lengths = [5, 9, 2, 7, 3, 8, 1, 6]
@@ -113,6 +114,7 @@ def test_a_field_that_some_samples_keep_with_another_dtype_is_one_field(tmp_path
     assert tokens.tolist() == [3, 5, 2, 9, 7]
 
 
+@pytest.mark.slow
 def test_samples_that_are_sequences_themselves_are_counted(tmp_path):
     for name, make in SEQUENCES.items():
         if name in {"words", "lists", "tuple"}:

@@ -93,6 +93,7 @@ def write(folder, samples):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_of_files_is_packed_in_the_order_of_their_names(tmp_path):
     hetero = HeteroData()
     hetero["a"].x = torch.ones(2, 1)
@@ -151,6 +152,7 @@ def test_a_file_that_torch_did_not_write_is_named(tmp_path, content):
         pack(folder, tmp_path / "c.lk", workers=0)
 
 
+@pytest.mark.slow
 def test_files_that_hold_many_graphs_say_what_to_do(tmp_path):
     with pytest.raises(DatasetError, match="a list of 6 graphs"):
         pack(write(tmp_path / "a", [graphs()]), tmp_path / "c.lk")

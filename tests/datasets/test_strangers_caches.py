@@ -194,7 +194,7 @@ GADGETS = [
 ]
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=12)
 @pytest.mark.parametrize("ours", SAMPLES)
 @pytest.mark.parametrize("theirs", GADGETS)
 def test_a_class_beyond_the_known_ones_is_refused_and_not_imported(
@@ -254,6 +254,7 @@ def test_node_and_edge_types_of_a_graph_that_has_none_are_refused(tmp_path, key)
         open_cache(path)
 
 
+@pytest.mark.slow
 def test_the_module_of_ones_own_subclass_is_known(tmp_path):
     OwnDataset(cache=tmp_path / "c.lk")[0]
 
@@ -444,6 +445,7 @@ def soft_link(opened, name, *_):
     opened[name] = h5py.SoftLink("/nowhere")
 
 
+@pytest.mark.many_cases(quick=9)
 @pytest.mark.parametrize("compression", [None, "gzip", "lzf"])
 @pytest.mark.parametrize(
     "make", [external_link, external_storage, virtual_dataset, soft_link]
@@ -710,6 +712,7 @@ def _identity_with(inode):
     return FileIdentity(1, inode, 1, 1, 1)
 
 
+@pytest.mark.slow
 def test_processes_that_remember_at_once_lose_nothing(tmp_path):
     record = tmp_path / "verified.txt"
     children = [FORK.Process(target=remember, args=(record, n)) for n in range(4)]

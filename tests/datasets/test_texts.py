@@ -25,6 +25,7 @@ def drawn_texts(alphabet, longest, seed):
     ]
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("alphabet", ALPHABETS.values(), ids=ALPHABETS)
 def test_a_batch_has_the_texts_that_were_packed(tmp_path, alphabet):
     texts = {

@@ -70,6 +70,7 @@ def scaled(scale=1.0, weight=1.0):
     return Scaled(scale=scale, weights=[weight], made=time.time())
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     ("changed", "names"),
     [
@@ -128,6 +129,7 @@ SELF_CHANGING = {
 }
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("make", SELF_CHANGING, ids=SELF_CHANGING)
 def test_what_changes_by_itself_keeps_no_run_from_going_on(make, tmp_path, caplog):
     make_value, use = SELF_CHANGING[make]

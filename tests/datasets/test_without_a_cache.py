@@ -61,6 +61,7 @@ def wrapped(dataset):
     yield ConcatDataset([dataset, dataset])
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("kind", [Rings, Words, FromRaw])
 def test_the_plan_and_the_text_of_a_dataset_say_that_there_is_no_cache(kind, tmp_path):
     packed = kind(cache=tmp_path / "a.lk")
@@ -104,6 +105,7 @@ class RingsOfAnyKind(SafeDataset):
         return Data(x=torch.ones(key + 1, 1), edge_index=edges)
 
 
+@pytest.mark.slow
 def test_graphs_of_any_dataset_are_joined_as_by_pyg_with_a_cache_and_without(tmp_path):
     from torch_geometric.loader import DataLoader
 

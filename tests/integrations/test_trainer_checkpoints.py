@@ -167,6 +167,7 @@ def test_a_checkpoint_of_other_batches_is_refused_where_samples_would_be_lost(
     assert read_or_refused == (read_on if is_whole else None)
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.needs("transformers")
 @pytest.mark.parametrize("shuffle", [False, True, "batches"])
 @pytest.mark.parametrize("limits", [{"batch_size": 4}, {"max_nodes": 12}])

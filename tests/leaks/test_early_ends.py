@@ -137,7 +137,7 @@ def test_a_leak_is_told_however_the_loop_ends(end):
     assert told.filename == __file__
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [*RAISED, *JUDGED, *TOLD_TO_ASK])
 def test_its_twin_that_keeps_nothing_ends_in_silence(end):
     with warnings.catch_warnings():
@@ -183,7 +183,7 @@ def few_calls(detector):
     detector.run(keep_nothing(), epochs=3)
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("use", "words"),
     [
@@ -231,6 +231,7 @@ def test_a_loop_that_is_run_again_tells_its_leak_again():
     assert [report.epochs for report in told] == [8, 16]
 
 
+@pytest.mark.slow
 def test_who_has_looked_at_the_report_is_told_nothing_more():
     detector = LeakDetector("cpu")
     detector.start()

@@ -49,6 +49,7 @@ def private_memory(counters):
     return next(counter for counter in counters if counter.name == "anonymous")
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("epochs", [6, 8, 12, 20, 30, 60])
 def test_what_malloc_kept_free_is_no_leak_when_it_is_used(epochs):
     for seed in range(60):

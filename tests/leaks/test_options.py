@@ -138,7 +138,7 @@ async def trains_when_awaited_for():
     yield
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "deferred", [trains, trains_when_read, trains_when_awaited_for]
 )

@@ -186,6 +186,7 @@ def test_verdicts_come_back_from_the_workers_of_xdist(pytester):
     result.stdout.fnmatch_lines(["*::test_planted: leaking*"])
 
 
+@pytest.mark.slow
 def test_the_plugin_imports_neither_torch_nor_h5py():
     code = (
         "import sys, pytest; import loaderkit.leaks.pytest_plugin;"

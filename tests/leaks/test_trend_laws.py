@@ -58,7 +58,7 @@ def test_leaks_of_thirty_standard_errors_are_mostly_found_in_thirty_epochs():
     assert STEADY not in verdicts
 
 
-@pytest.mark.many_cases(quick=4)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_what_only_looks_like_a_leak_is_none(name):
     verdicts = [verdict_of(lookalike(name, seed)) for seed in range(40)]
@@ -84,6 +84,7 @@ def test_what_is_kept_every_few_epochs_is_never_steady(period, epochs, cut):
         assert verdict == LEAKING
 
 
+@pytest.mark.slow
 @given(fall=st.floats(0.0, 0.55), fall_at=st.integers(3, 28), period=st.integers(1, 3))
 @settings(max_examples=40)
 def test_one_fall_does_not_clear_a_leak(fall, fall_at, period):
@@ -231,6 +232,7 @@ LATE = [
 """How long a run was flat, and in how many of its last epochs it kept something."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 20 * KIB])
 def test_growth_that_has_just_begun_is_never_steady(noise):
     drawn = [(flat, rising) for flat, rising in LATE if rising > 1 or not noise]

@@ -196,6 +196,7 @@ NUMBERS_OF_ANY_KIND = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     values=st.lists(NUMBERS_OF_ANY_KIND, max_size=12),
     field=st.sampled_from(["per_epoch", "low", "noise", "detectable"]),

@@ -97,6 +97,7 @@ def test_every_attribute_of_torchs_loader_is_tried():
     assert set(NAMES) <= OTHERS.keys()
 
 
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_what_was_decided_when_the_loader_was_built_is_refused(workers):
     for moment in ("before the first epoch", "after it"):

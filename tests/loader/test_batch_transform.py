@@ -65,6 +65,7 @@ def test_it_comes_after_the_users_collate_fn():
     assert [batch["x"] * 2 for batch in plain] == [b["x"] for b in transformed]
 
 
+@pytest.mark.slow
 def test_a_cache_is_still_gathered(tmp_path, monkeypatch):
     packed = pack(GRAPHS, tmp_path / "graphs", workers=0)
     # Batches are equal either way: reading samples must be out of reach.
@@ -106,6 +107,7 @@ def test_its_own_error_arrives_and_says_which_batch(dataset, workers):
     assert "correct failing" in raised.value.fix
 
 
+@pytest.mark.slow
 def test_a_transform_that_returns_nothing_is_refused():
     loader = build_loader(TABLES, batch_transform=lambda batch: None)
 

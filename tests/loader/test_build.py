@@ -269,6 +269,7 @@ def test_a_collate_of_the_users_is_called():
     assert list(loader) == [6]
 
 
+@pytest.mark.slow
 def test_two_iterators_at_once_do_not_disturb_each_other(cache):
     for workers in (0, 1):
         loader = build_loader(

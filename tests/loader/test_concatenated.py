@@ -125,6 +125,7 @@ def test_datasets_that_pad_otherwise_are_not_joined_as_one_of_them(texts):
     assert own_collate(ConcatDataset([first, [text(3)]])) is None
 
 
+@pytest.mark.slow
 def test_a_state_over_other_parts_is_refused(graphs):
     def loader_of(*parts):
         concatenated = ConcatDataset(parts)

@@ -341,6 +341,7 @@ def test_a_stream_that_keeps_its_place_goes_on_as_with_torch(kind, leaves):
     assert epochs[1] not in (epochs[0], epochs[2])
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("kind", [KeepsItsPlace, SaysItsPlace])
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_in_a_kept_worker_it_goes_on_too_and_a_new_one_has_a_copy(kind, is_kept):

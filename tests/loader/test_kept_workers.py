@@ -85,7 +85,7 @@ WRAPS = {
 }
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.long_cases
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("change", CHANGES)
@@ -104,6 +104,7 @@ def test_what_is_assigned_between_epochs_is_read_by_kept_workers(change, wrap):
     assert (len(workers) == 1) == (change is set_nothing)
 
 
+@pytest.mark.slow
 def test_a_transform_assigned_to_a_packed_dataset_is_read_by_kept_workers(tmp_path):
     pack(list(range(6)), tmp_path / "a.lk", workers=0)
     dataset = open_cache(tmp_path / "a.lk")

@@ -198,6 +198,7 @@ def warns_of_length(loader, *, asks):
     return bool(texts), batches
 
 
+@pytest.mark.slow
 @given(st.integers(0, 9), st.integers(0, 9), OPTIONS, st.booleans())
 @settings(max_examples=30)
 def test_more_batches_than_were_said_are_warned_of(says, has, options, asks):

@@ -136,7 +136,7 @@ def samples_of_epochs(seed):
     return run(read_whole, draw_loader(random.Random(seed)))[0]
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", COUNTED_BY_ANOTHER)
 def test_a_loop_is_told_of_samples_that_it_leaves_out(loop, every_case):
     found = 0
@@ -157,7 +157,7 @@ def test_a_loop_is_told_of_samples_that_it_leaves_out(loop, every_case):
     assert found >= 5
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("loop", LOOK_ALIKES)
 def test_other_loops_are_told_nothing(loop, every_case):
     for seed in range(150 if every_case else 30):

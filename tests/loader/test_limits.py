@@ -213,6 +213,7 @@ def test_a_sample_beyond_a_limit_may_still_have_a_batch_of_its_own(tmp_path):
     assert isinstance(outcome(data, max_nodes=13, batch_size=1), LoaderError)
 
 
+@pytest.mark.slow
 def test_bytes_are_counted_too_and_workers_tell_what_grew(tmp_path):
     pack([clients.graph(i) for i in range(COUNT)], tmp_path / "c.lk", workers=0)
     grown = open_cache(tmp_path / "c.lk", transform=with_more_nodes)
@@ -256,6 +257,7 @@ def test_sizes_of_the_users_own_are_believed(tmp_path):
     assert len(list(itertools.chain(*batches))) == COUNT
 
 
+@pytest.mark.many_cases(quick=5)
 @pytest.mark.parametrize("limit", ["1 TB", "9 EB", 2**62, 10**30])
 @pytest.mark.parametrize("name", ["max_bytes", "max_tokens", "batch_size"])
 def test_a_limit_far_above_the_data_is_none(tmp_path, name, limit):

@@ -64,7 +64,7 @@ def is_refused_by_torch(samples):
     return False
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("nest", NESTS)
 def test_what_torch_refuses_is_told_with_the_sample_and_the_key(nest, value):

@@ -92,6 +92,7 @@ def test_every_option_has_wrong_values_to_be_tried():
     assert set(WRONG) == set(LoaderOptions.__dataclass_fields__)
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(st.data())
 def test_a_wrong_value_is_refused_by_the_options_name(data):
@@ -375,6 +376,7 @@ def test_a_value_that_cannot_be_shown_is_refused_by_its_type(name):
         build_loader(NUMBERS, **{name: Mute()})
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-15, 15), min_size=1, max_size=6), st.booleans())
 def test_a_subset_is_refused_exactly_where_torch_cannot_read_it(indices, is_tensor):
     whole = TensorDataset(torch.arange(12)) if is_tensor else NUMBERS
@@ -584,6 +586,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(SETTINGS)
 def test_the_attributes_of_a_dataloader_say_what_was_asked(options):
     options.setdefault("num_workers", 0)
@@ -916,7 +919,7 @@ def test_more_batches_ahead_than_files_are_refused_with_a_limit_that_would_do(
     assert build_loader(numbers, prefetch_factor=9, **options)
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch_factor", [10**6, 10**9, 2**63])
 def test_an_epoch_of_fewer_batches_than_are_asked_for_ahead_begins_at_once(
     prefetch_factor,

@@ -68,6 +68,7 @@ COPIED = {"transformed", "changed samples"}
 """Where a function of the user's made the batches, or samples."""
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_epochs_are_the_same_and_all_of_each_batch_is_made_there(
@@ -115,6 +116,7 @@ def test_workers_use_nothing_of_it(cache):
     assert not replay.refused
 
 
+@pytest.mark.slow
 def test_a_refusal_in_an_epoch_loses_no_batch(cache, caplog):
     wanted = list(build_loader(cache, batch_size=6, seed=3, num_workers=0))
     total = sum(len(dense_tensors(batch)) for batch in wanted)

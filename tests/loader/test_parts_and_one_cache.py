@@ -117,7 +117,7 @@ def compose(datasets, chance):
     return composed, rows
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("seed", range(24))
 def test_parts_read_one_behind_the_other_are_joined_as_one_cache(tmp_path, seed):
     chance = random.Random(seed)

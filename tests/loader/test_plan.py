@@ -325,6 +325,7 @@ def test_no_more_batches_are_in_flight_than_an_epoch_has(
         assert planned.prefetch_factor.value == prefetch_factor
 
 
+@pytest.mark.slow
 def test_a_prefetch_factor_that_torch_runs_with_is_run_with():
     dataset = torch.utils.data.TensorDataset(torch.arange(40))
     options = {"batch_size": 2, "num_workers": 2, "prefetch_factor": 10**5}

@@ -200,6 +200,7 @@ class TakesItsTime(torch.utils.data.Dataset):
         return row
 
 
+@pytest.mark.many_cases(quick=6)
 @forks
 @pytest.mark.parametrize("batch_size", [4, 40], ids=["quick", "slow"])
 @pytest.mark.parametrize(

@@ -597,6 +597,7 @@ def test_a_samplers_choice_is_shared_out(samples, ranks, kind, size, batched, dr
         check_union(ranks_read, samples, whole=not drop, repeats=ranks * size)
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 40),
     st.integers(1, 4),
@@ -920,6 +921,7 @@ def test_an_iterable_dataset_among_ranks_must_say_who_shares_it(monkeypatch):
     assert len(list(whole)) == 5
 
 
+@pytest.mark.slow
 def test_rank_0s_state_is_every_ranks(cache):
     def loader(rank):
         return build_loader(

@@ -485,6 +485,7 @@ def test_a_sampler_of_which_workers_were_asked_ahead_goes_back_to_its_start():
     check_rest_is_equal(make, epoch=1, given=0)
 
 
+@pytest.mark.slow
 def test_workers_are_kept_beside_an_iterator_that_a_loaded_state_ended():
     loader = build_loader(CountsEpochs(), num_workers=1, persistent_workers=True)
     held = iter(loader)

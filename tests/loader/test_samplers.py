@@ -157,6 +157,7 @@ def test_ranks_share_every_sample_and_take_as_many_steps(case):
                 assert sizes[batch].sum() <= limit
 
 
+@pytest.mark.slow
 @given(LIMITS, st.integers(1, 5))
 def test_shuffled_batches_are_the_same_and_as_many_in_every_epoch(case, epochs):
     sizes = np.random.default_rng(case["seed"]).integers(1, 50, case["count"])

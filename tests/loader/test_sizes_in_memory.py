@@ -83,7 +83,7 @@ def sizes_or_none(dataset, name):
         return None
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_sizes_are_those_of_a_cache_of_the_same_samples(kind, tmp_path):
     samples = [SAMPLES[kind](number) for number in range(COUNT)]
@@ -136,6 +136,7 @@ def dynamic_batches(dataset, most, mode):
     return [batch for batch in DynamicBatchSampler(dataset, most, mode)]  # noqa: C416
 
 
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("mode", ["node", "edge"])
 @pytest.mark.parametrize("most", [12, 31, 100, 10**6])
 def test_batches_are_those_of_pygs_sampler(mode, most):

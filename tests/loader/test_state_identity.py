@@ -72,7 +72,7 @@ def state_after(loader, batches):
     return loader.state_dict()
 
 
-@pytest.mark.many_cases(quick=19)
+@pytest.mark.many_cases(quick=8)
 @pytest.mark.parametrize("how", sorted(LOADERS))
 @pytest.mark.parametrize("batches", [0, 2, 6])
 @pytest.mark.parametrize("kind", [*SAME, *OTHERS, *UNKNOWN])
@@ -160,6 +160,7 @@ def numbers(start, stop):
     return [{"x": torch.tensor([number])} for number in range(start, stop)]
 
 
+@pytest.mark.many_cases(quick=3)
 @pytest.mark.parametrize("shuffle", [True, "block"])
 @pytest.mark.parametrize(("batches", "given_before"), [(None, 5), (2, 2), (5, 5)])
 def test_with_samples_that_were_added_it_says_which_epoch_has_them_all(

@@ -8,6 +8,7 @@ from loaderkit import build_loader, pack
 from loaderkit.testing import assert_same
 
 
+@pytest.mark.slow
 @pytest.mark.needs("accelerate")
 @pytest.mark.filterwarnings("ignore")
 def test_a_loader_that_accelerate_has_prepared_gives_the_same_batches(cache):

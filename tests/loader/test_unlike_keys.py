@@ -108,7 +108,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.many_cases
+@pytest.mark.many_cases(quick=4)
 @pytest.mark.parametrize("make", [as_list, as_cache, as_loaded])
 @pytest.mark.parametrize("name", PAIRS)
 def test_samples_and_key_are_told_in_every_order(tmp_path, name, make):

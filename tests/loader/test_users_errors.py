@@ -593,7 +593,7 @@ _NEVER_JOINED = [
 ]
 
 
-@pytest.mark.many_cases(quick=10)
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("value", _NEVER_JOINED, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize(

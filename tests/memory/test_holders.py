@@ -116,7 +116,7 @@ def _keep_in(owner, target):
         owner.cache = [target]
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make_owner", "outside"),
     [
@@ -174,6 +174,7 @@ def test_a_closure_is_named_by_its_variable():
     assert step
 
 
+@pytest.mark.slow
 def test_the_traceback_of_an_error_that_was_kept():
     def work():
         big = torch.zeros(3)
@@ -213,6 +214,7 @@ def object_with(number):
     return next(value for value in gc.get_objects() if id(value) == number)
 
 
+@pytest.mark.slow
 def test_a_variable_of_another_threads_function_is_named():
     ready, stop = threading.Event(), threading.Event()
     targets = []
@@ -297,7 +299,7 @@ def train(item):
 """
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("find", "path", "line"),
     [
@@ -359,7 +361,7 @@ WAYS_TO_GROW = [
 ]
 
 
-@pytest.mark.many_cases(quick=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "growth"), WAYS_TO_GROW)
 def test_a_container_that_its_own_class_fills_has_the_line_of_the_class(
     base, growth, tmp_path, monkeypatch

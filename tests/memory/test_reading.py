@@ -56,7 +56,7 @@ IS_HERE = {
 }
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("device", IS_HERE)
 def test_a_device_that_is_not_here_is_a_reason_and_no_error(device):
     sample = loaderkit.read_memory(device)
@@ -66,6 +66,7 @@ def test_a_device_that_is_not_here_is_a_reason_and_no_error(device):
     assert ("there is no device" in str(sample)) == (not is_here)
 
 
+@pytest.mark.slow
 def test_live_tensors_are_grouped_and_shared_storages_count_once():
     base = torch.zeros(1000, 77)
     views = [base[i : i + 3] for i in range(4)]

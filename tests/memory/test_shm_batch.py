@@ -105,6 +105,7 @@ def test_a_batch_arrives_as_it_was(name):
     assert_same(received_batch(batch), batch)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_axes_stay_in_the_order_in_which_they_lie_in_memory_as_torch_sends_them(data):
@@ -287,6 +288,7 @@ def test_batches_wait_where_they_are_in_any_order_and_arrive_as_sent(seed):
     forget([os.getpid()])
 
 
+@pytest.mark.slow
 def test_a_batch_is_not_copied_before_it_is_opened():
     segments = SegmentRing(1)
     # 36 MB: malloc maps what is larger than 32 MiB, and reuses no hole for it.

@@ -48,6 +48,7 @@ def check(markup, *, drawn):
         assert re.search('class="(line|area)', markup)
 
 
+@pytest.mark.many_cases(quick=6)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("stacked", [False, True])
 def test_curves_show_every_value_that_there_is(unit, stacked):

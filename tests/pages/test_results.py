@@ -78,6 +78,7 @@ def test_a_plans_page_draws_the_peak_with_each_remedy(plan):
     assert peaks == expected
 
 
+@pytest.mark.slow
 def test_a_diagnosis_draws_the_amounts_of_the_message():
     page = diagnose_oom(MESSAGE).page()
 
@@ -192,6 +193,7 @@ def test_a_timeline_draws_each_counter_that_was_always_read():
     assert files.series[0].values == (3, 5, 3)
 
 
+@pytest.mark.slow
 def test_a_stage_in_every_step_does_not_hide_the_curve():
     marks = [
         reading(f"{side} step", float(2 * step + after), anonymous=10**9 + step)
@@ -215,6 +217,7 @@ def test_a_stage_in_every_step_does_not_hide_the_curve():
     assert "9,960 marks" in lines[21]
 
 
+@pytest.mark.slow
 def test_a_long_timeline_keeps_its_peak_and_its_named_marks():
     marks = [reading("", float(i), anonymous=i % 1000) for i in range(20_000)]
     marks[777] = reading("here", 777.0, anonymous=5)
