@@ -549,6 +549,10 @@ _GROWTH: Mapping[str, Hint] = {
 }
 
 _DETECTOR: Mapping[str, Hint] = {
+    "epochs": Hint(
+        "LeakDetector().run(train_one_epoch, epochs=30)",
+        "the loop that is watched says how many",
+    ),
     **_hints("threshold max_growth atol", Hint("tolerance=16384, or limit='1MiB'")),
     **_hints("warmup_epochs skip burn_in", Hint("warmup=2")),
     **_hints("action on_failure raise_error", Hint('on_leak="warn"')),
@@ -585,6 +589,9 @@ _STEP: Mapping[str, Hint] = {
         Hint("print(result), or result.to_html(path)", _WRITTEN),
     ),
 }
+
+_ASKED_BY_MODELS = ("size()", "shape", "ndim", "dim()", "dtype", "device", "ne(0)")
+"""What models of transformers ask first, of whatever they are given for a tensor."""
 
 _OF_DETECTOR = "a callback has a detector, which has the settings"
 
@@ -1193,6 +1200,14 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
         **_hints("oom out_of_memory", Hint("diagnosis.is_oom")),
     },
     "Padded": {
+        **{
+            expression.partition("(")[0]: Hint(
+                f"padded.values.{expression}, or where a model asks: "
+                "model(input_ids=padded.values, attention_mask=padded.mask)",
+                "values has it",
+            )
+            for expression in _ASKED_BY_MODELS
+        },
         **_hints("data tensor padded x input_ids tokens", Hint("padded.values")),
         **_hints("attention_mask valid_mask", Hint("padded.mask")),
         # torch's attention and fairseq's

@@ -273,12 +273,15 @@ def note_end(sample_name: str, error: BaseException) -> None:
         _LOG.warning("%s Finished shards are kept.", text)
 
 
-def about_sample(sample_name: str, error: Exception) -> LoaderkitError:
+def about_sample(
+    sample_name: str, error: Exception, *, is_span: bool = False
+) -> LoaderkitError:
     """Say with which sample something went wrong.
 
     Args:
         sample_name: The sample, as a message begins.
         error: What its source raised, or what cannot be stored of it.
+        is_span: It is a span that could not begin, before any of its samples.
     """
     if isinstance(error, DatasetError):
         return DatasetError(
@@ -289,4 +292,7 @@ def about_sample(sample_name: str, error: Exception) -> LoaderkitError:
         return error
     message = f"{sample_name} could not be loaded: {error_in_words(error)}"
     fix = "correct or leave out this sample and run again; finished shards are kept"
+    if is_span:
+        fix = "correct the function that gives the samples of a span, or say as many "
+        fix += "spans= as it has parts, and run again; finished shards are kept"
     return DatasetError(message, why=where_raised(error), fix=fix)

@@ -298,7 +298,8 @@ class _FillingSpan:
         except BaseException as error:
             sample_name = self._reader.name_last()
             if isinstance(error, Exception):
-                raise about_sample(sample_name, error) from error
+                is_span = not self._reader.has_begun
+                raise about_sample(sample_name, error, is_span=is_span) from error
             note_end(sample_name, error)
             raise
         if self._filling.block.nbytes >= self._shard_bytes:

@@ -65,6 +65,14 @@ def _no_tensor_error(batch: Any, template: str) -> OptionError:
     if template in reductions and "mask" in batch._fields:
         values += f"[{name.lower()}.mask]"
     fix = template.format(values)
+    if (
+        template.startswith("torch.nn.functional.embedding(")
+        and "mask" in batch._fields
+    ):
+        # A model's first layer: whoever gave the batch to a model has no such call.
+        variable = name.lower()
+        fix += f", or of a model: model({variable}.values, "
+        fix += f"attention_mask={variable}.mask)"
     return OptionError(message, why=why, fix=fix)
 
 

@@ -310,10 +310,15 @@ class SpanReader:
             return None
         return StreamedSample(self._source.key(self._span, self._index), sample)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is what the samples come from: they can be asked for."""
+        return self._iterator is not None
+
     def name_last(self) -> str:
         """Name the sample that was asked for last, as a message begins."""
         name = self._source.name_span(self._span)
-        if self._iterator is None:
+        if not self.has_begun:
             return name
         return f"Sample {self._index:,} of {name[0].lower()}{name[1:]}"
 

@@ -58,6 +58,14 @@ def _is_part(kind: type) -> bool:
     # By identity: a metaclass may define what is equal to its classes.
     if any(kind is plain for plain in (*_CONTAINERS, *_ARRAYS)):
         return True
+    return is_own_type(kind)
+
+
+def is_own_type(kind: type) -> bool:
+    """Whether a type is the detector's own.
+
+    What it made may outlive it, as a report does that a test runner keeps.
+    """
     module = kind.__module__
     # A class of the user's may have anything at all there.
     return type(module) is str and module.startswith(OWN_ROOMS)

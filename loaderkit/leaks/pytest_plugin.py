@@ -584,7 +584,7 @@ def _write_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str:
     for given, value in kwargs.items():
         option = nearest_name(given, _OPTIONS) if given not in _OPTIONS else given
         text = _value_that_can_be(option, value)
-        if given in _HINTS:
+        if given in _HINTS and given not in _OPTIONS:
             hint = rename_in_hint(_HINTS[given].fix, value).partition(", or ")[0]
             option, _, text = hint.partition("=")
         if option in _OPTIONS:

@@ -408,7 +408,7 @@ def _check_iterable_options(options: LoaderOptions, *, pipe: bool) -> None:
             message = f"{name} was given for an iterable dataset."
             why = "its samples come one by one, in its own order, and their sizes are "
             why += "not known before"
-            fix = "batch_size=..., or pack(list(dataset), path): a map-style dataset"
+            fix = f"drop {name}; or pack(dataset, path), and a loader of that"
             raise OptionError(message, why=why, fix=fix)
 
 

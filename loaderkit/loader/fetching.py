@@ -5,10 +5,21 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
-from torch.utils.data import Dataset, StackDataset, Subset, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    StackDataset,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
 
 from loaderkit.composed_joining import fill_padding
-from loaderkit.dataset_protocol import PaddedValues, as_cached, innermost
+from loaderkit.dataset_protocol import (
+    PaddedValues,
+    as_cached,
+    gathers_batches,
+    innermost,
+)
 from loaderkit.errors import LoaderError, LoaderkitError, UnlikeKeysError
 from loaderkit.joining import unlike_keys_error
 from loaderkit.loader.collating import (
@@ -56,6 +67,11 @@ if TYPE_CHECKING:
 
 _NOTHING_TO_FILL = contextlib.nullcontext()
 _SAMPLE = "this sample, or leave it out"
+_IS_TORCHS = "torch's default_collate stacks tensors of one shape, and nothing else"
+_WITHOUT_COLLATE = (
+    "leave collate_fn out: build_loader joins them in the dataset's own way, and pads "
+    "what differs in length; another loader takes collate_fn=dataset.collate"
+)
 
 
 class BatchedSamples(Protocol):
@@ -214,6 +230,9 @@ def why_not_joined(
         dataset: That they are of; None for a stream.
     """
     unknown = Unjoined(None, how_to_join(collate))
+    if collate is default_collate and gathers_batches(dataset):
+        # No code of the user's ran, and without it the same samples are joined.
+        return Unjoined(_IS_TORCHS, _WITHOUT_COLLATE)
     if (
         not isinstance(collate, DefaultCollate)
         or type(samples) is not list

@@ -12,6 +12,7 @@ import torch
 
 from loaderkit.leaks.blame import find_growth
 from loaderkit.leaks.census import take_census
+from loaderkit.leaks.counter_trend import CounterTrend
 from loaderkit.leaks.unrooted import count_outside, is_in_autograd_cycle
 
 EPOCHS = 8
@@ -127,3 +128,19 @@ def test_texts_of_warnings_are_weighed_and_named():
     growths = find_growth(before, EPOCHS)
 
     assert "warnings" in {growth.pattern for growth in growths}
+
+
+def test_what_a_detector_made_is_nobodys_growth():
+    # As a test runner keeps the reports of earlier tests, where no search looks.
+    class Users(CounterTrend):
+        """Of the user's module: the twin."""
+
+    grown = {}
+    for kind in (CounterTrend, Users):
+        before = take_census(0)
+        for _ in range(4 * EPOCHS):
+            with_a_stray_reference(object.__new__(kind))
+        growths = find_growth(before, EPOCHS, rate=1.0)
+        grown[kind] = [growth.items for growth in growths]
+    assert not any("CounterTrend" in items for items in grown[CounterTrend])
+    assert any("Users" in items for items in grown[Users])

@@ -930,3 +930,38 @@ def test_an_epoch_of_fewer_batches_than_are_asked_for_ahead_begins_at_once(
     )
 
     assert [batch.tolist() for batch in numbers] == [[0], [1]]
+
+
+class Words(torch.utils.data.IterableDataset):
+    """A stream of ragged samples."""
+
+    def __iter__(self):
+        return ({"words": torch.arange(n % 5 + 1)} for n in range(20))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"shuffle": True},
+        {"shuffle": "block"},
+        {"max_tokens": 10},
+        {"max_bytes": 200},
+        {"batch_size": 4, "bucket_by": "tokens"},
+        {"batch_size": 4, "sampler": range(20)},
+        {"batch_sampler": [[0, 1], [2, 3]]},
+    ],
+)
+def test_what_a_stream_cannot_have_a_cache_of_it_has(tmp_path, option):
+    given = {"batch_size": 4, **option} if "shuffle" in option else option
+    with pytest.raises(OptionError) as caught:
+        build_loader(Words(), **given)
+    # Both fixes, as they are written: what is dropped, and what is packed.
+    dropped, packed = caught.value.fix.split("; or ")
+    name = dropped.removeprefix("drop ")
+    assert name in option
+    rest = {key: value for key, value in given.items() if key != name}
+    rest = {"batch_size": 4, "collate_fn": list, **rest}  # torch joins no ragged texts
+    assert len(list(build_loader(Words(), **rest))) == 5
+    assert packed.startswith("pack(dataset, path)")
+    rows = loaderkit.pack(Words(), tmp_path / "rows.lk")
+    assert list(build_loader(rows, **given))

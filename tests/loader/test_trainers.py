@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from loaderkit import build_loader, pack
+from loaderkit.errors import LoaderkitError
 from loaderkit.testing import assert_same
 
 
@@ -198,3 +199,32 @@ def test_the_hugging_face_trainer_takes_padded_batches(tmp_path):
     assert sorted(torch.cat([labels for _, labels in model.seen]).tolist()) == [
         i / 2 for i in range(8)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.needs("transformers")
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "Llama", "DistilBert", "GPT2"])
+def test_a_model_that_is_given_a_padded_field_is_told_what_it_takes(tmp_path, name):
+    import transformers
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if name == "DistilBert":
+        sizes = {"dim": 8, "n_layers": 1, "n_heads": 2}
+    config = getattr(transformers, f"{name}Config")(vocab_size=20, **sizes)
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    ids = [torch.arange(1, n + 2) for n in (2, 5, 3)]
+    rows = pack([{"input_ids": row} for row in ids], tmp_path / "rows.lk")
+    padded = rows.batch([0, 1, 2])["input_ids"]
+
+    for call in (lambda: model(padded), lambda: model(input_ids=padded)):
+        with pytest.raises(LoaderkitError) as caught:
+            call()
+        fix = caught.value.fix
+        assert "padded.values, attention_mask=padded.mask)" in fix
+    # Followed to the letter, it is what the model gives of each text alone.
+    of_batch = model(input_ids=padded.values, attention_mask=padded.mask)
+    if name not in {"Llama", "GPT2"}:  # their padding is after all words
+        for row, values in enumerate(ids):
+            alone = model(input_ids=values[None]).last_hidden_state[0]
+            beside = of_batch.last_hidden_state[row, : len(values)]
+            torch.testing.assert_close(beside, alone, rtol=1e-4, atol=1e-5)

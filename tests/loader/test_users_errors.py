@@ -18,7 +18,13 @@ import faulty
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    default_collate,
+)
 
 from loaderkit import build_loader, open_cache, pack
 from loaderkit.errors import DatasetError, LoaderError
@@ -788,3 +794,33 @@ def test_what_a_new_process_lacks_is_named(monkeypatch, module, name, told):
     fix = how_to_unpickle(raised.value, "correct its __setstate__")
 
     assert fix.replace("Outer.Sent", "Outer").startswith(told)
+
+
+RAGGED = [
+    [{"ids": torch.arange(n + 1), "label": n} for n in range(8)],
+    [(torch.ones(n + 1, 3), torch.zeros(n + 2)) for n in range(8)],
+    [{"nest": {"sound": np.zeros((n + 1, 2))}} for n in range(8)],
+    [torch.arange(n + 1) for n in range(8)],
+]
+
+
+@pytest.mark.parametrize("samples", RAGGED)
+@pytest.mark.parametrize(
+    "select", [lambda rows: rows, lambda rows: Subset(rows, [0, 5, 2])]
+)
+def test_torchs_collate_over_a_packed_dataset_is_to_be_left_out(
+    tmp_path, samples, select
+):
+    rows = select(pack(samples, tmp_path / "rows.lk"))
+    with pytest.raises(LoaderError) as caught:
+        next(iter(build_loader(rows, batch_size=3, collate_fn=default_collate)))
+    assert caught.value.fix.startswith("leave collate_fn out")
+    assert "collate.py" not in caught.value.why
+    next(iter(build_loader(rows, batch_size=3)))  # that works
+    # A collate function of the user's may be at fault itself, and is named.
+    with pytest.raises(LoaderError, match="correct by_hand"):
+        next(iter(build_loader(rows, batch_size=3, collate_fn=by_hand)))
+
+
+def by_hand(samples):
+    return default_collate(samples)

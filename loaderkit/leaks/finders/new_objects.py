@@ -15,6 +15,7 @@ from loaderkit.leaks.census import take_census
 from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import describe_items
 from loaderkit.leaks.growth import Growth, explains
+from loaderkit.leaks.own_objects import is_own_type
 from loaderkit.leaks.retained import MOST_NODES, retained_bytes, saved_tensors
 from loaderkit.leaks.unrooted import is_in_autograd_cycle, may_be_exit_handlers
 from loaderkit.memory.holders import holders_of
@@ -135,7 +136,9 @@ def _growth_of_type(
     objects = [
         item
         for item in evidence.heap.objects
-        if type(item).__qualname__ == name and id(item) not in evidence.ignored_ids
+        if type(item).__qualname__ == name
+        and id(item) not in evidence.ignored_ids
+        and not is_own_type(type(item))
     ]
     if not objects:
         return None
