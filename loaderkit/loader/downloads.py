@@ -42,7 +42,8 @@ class DownloadPlan:
     known, or needs all shards at once."""
 
     needed_bytes: int
-    """What the mirror has to hold so that no process waits for another's shards."""
+    """What the mirror has to hold so that every batch can be read, and no process waits
+    for another's shards."""
 
     @property
     def warning(self) -> str:
@@ -114,18 +115,36 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
         later_epoch_bytes=later_epoch_bytes,
         most_bytes=most,
         mirror=str(rows.remote.mirror_folder),
-        needed_bytes=_needed_bytes(rows.shard_bytes[read]) if is_capped else 0,
+        needed_bytes=_needed_bytes(
+            rows.shard_bytes[read], 0 if is_local else _most_rows_of_a_batch(epoch)
+        )
+        if is_capped
+        else 0,
         ahead_bytes=ahead_bytes,
     )
 
 
-def _needed_bytes(sizes: Ints) -> int:
+def _needed_bytes(sizes: Ints, scattered_rows: int) -> int:
     """Count what readers map at once, and one shard that is downloaded beside.
 
-    They are at the end of one mix of shards and at the beginning of the next.
+    They are at the end of one mix of shards and at the beginning of the next.  A batch
+    of rows from anywhere may read a shard for each of them, whichever epoch it is in.
+
+    Args:
+        sizes: Bytes of each shard that an epoch reads.
+        scattered_rows: Rows of the largest batch where they come from anywhere; 0 where
+            they are read shard after shard.
+
+    >>> _needed_bytes(np.full(100, 10), 0), _needed_bytes(np.full(100, 10), 32)
+    (90, 320)
     """
-    largest = np.sort(sizes)[-(2 * MIXED_SHARDS + 1) :]
+    most_shards = max(2 * MIXED_SHARDS + 1, scattered_rows)
+    largest = np.sort(sizes)[-most_shards:]
     return int(largest.sum())
+
+
+def _most_rows_of_a_batch(epoch: Epoch) -> int:
+    return int(np.diff(epoch.bounds).max(initial=0))
 
 
 def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUse]:

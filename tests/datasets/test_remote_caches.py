@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
@@ -210,6 +211,28 @@ def test_a_batch_that_a_mirror_cannot_hold_is_told_how_much_it_needs(
     [needed] = map(int, re.findall(r"mirror_bytes=(\d+)", raised.value.fix))
     rows = open_cache(url, mirror=tmp_path / "m2", mirror_bytes=needed)
     assert rows.batch([0, 50, COUNT - 1])["n"].tolist() == [0, 50, COUNT - 1]
+
+
+@pytest.mark.parametrize("batch_size", [12, 40])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_mirror_as_large_as_the_plan_says_reads_every_batch(
+    batch_size, shuffle, url, folder, tmp_path
+):
+    limit = {"batch_size": batch_size, "shuffle": shuffle, "num_workers": 0}
+    largest = max(file.stat().st_size for file in folder.glob("*.h5"))
+    small = open_cache(url, mirror=tmp_path / "small", mirror_bytes=largest)
+    with pytest.warns(RuntimeWarning, match="workers may map") as warned:
+        loader = build_loader(small, seed=1, **limit)
+    if shuffle:  # the twin: the warning is right
+        with pytest.raises(CacheError, match="A batch reads"):
+            list(loader)
+
+    [needed] = re.findall(r"mirror_bytes=([\d_]+)", str(warned[0].message))
+    enough = open_cache(url, mirror=tmp_path / "m", mirror_bytes=int(needed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what is read twice
+        loader = build_loader(enough, seed=1, **limit)
+    assert sorted(numbers(loader)) == list(range(COUNT))
 
 
 def test_what_a_thrashing_order_costs_is_warned_of(url, folder, tmp_path):
