@@ -61,7 +61,7 @@ def test_any_dtype_can_be_padded(name):
         assert_same(row.clone(), sample.clone())
 
 
-@pytest.mark.parametrize("longest", [0, 9, 32_767, 32_768, 70_000])
+@pytest.mark.parametrize("longest", [0, 9, 1_000, 1_001, 70_000])
 def test_the_mask_says_where_samples_are(longest):
     lengths = torch.tensor([3, 0, longest])
 
