@@ -27,7 +27,7 @@ B = TypeVar("B", "Padded", "Packed")
 _LONGEST_COMPARED = 1_000
 """Up to here a mask is compared, in int16; a longer one is written as runs.  Alone, 32
 rows of 1,000 take 4 us compared and 3 as runs, of 16,000 18 and 8 (15 row by row); in a
-batch short ones take 3 us more as runs.  Not by torch, whose threads wait for each
+batch short ones take 3 % more as runs.  Not by torch, whose threads wait for each
 other on a busy machine."""
 _FEW_KERNELS = "uint16 uint32 uint64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
 _FEW_KERNELS += "float8_e5m2fnuz float8_e8m0fnu complex32"
