@@ -2,8 +2,8 @@
 
 Read in this order.  ``translations`` puts into English what systems say in other
 languages, ``log_text`` undoes what a log made of a message (``line_prefixes``,
-``json_records``, ``joined_lines``, ``broken_words`` with the ``message_words``),
-``quotations`` sets apart the errors that a sentence quotes,
+``json_records``, ``folded_tracebacks``, ``joined_lines``, ``broken_words`` with the
+``message_words``), ``quotations`` sets apart the errors that a sentence quotes,
 ``messages`` reads it: by the sharp wordings of ``oom_patterns``, else by ``grammar``
 from its words (``lexicon``, ``statements``, ``amounts``): which phrases of exhaustion
 there are (``clues``) in which sentences (``sentences``), whether a sentence begins with

@@ -28,6 +28,7 @@ from loaderkit.budget.diagnosis.moods import (
     line_around,
 )
 from loaderkit.budget.diagnosis.sentences import (
+    MEMORY_WORD,
     MOST_BEFORE,
     MOST_BEHIND,
     SENTENCE_END,
@@ -156,11 +157,25 @@ def _reports_nothing(clue: Clue) -> bool:
         return True
     if QUESTION.match(clue.text[begin : end + 1]):
         return True
-    if is_about_something_else(clue.text[begin:end]) and not gives_last_reason(
+    if is_about_something_else(_with_its_own_limit(clue)) and not gives_last_reason(
         clue.text, phrase, sentence
     ):
         return True
     return clue.evidence.weight < 0
+
+
+def _with_its_own_limit(clue: Clue) -> str:
+    """Give the sentence; a quota that it says memory exceeded is one of memory."""
+    begin, end = clue.sentence()
+    if not (clue.begins_sentence and clue.phrase is Phrase.EXCEEDED):
+        return clue.text[begin:end]
+    words = clue.words
+    if MEMORY_WORD.search(words):
+        words = _QUOTA.sub("limit", words)
+    return clue.text[begin : clue.start] + words + clue.text[clue.end : end]
+
+
+_QUOTA = re.compile(r"\bquota\b", re.IGNORECASE)
 
 
 QUESTION = re.compile(
@@ -184,6 +199,11 @@ class TextPhrases:
     def clues(self) -> tuple[Clue, ...]:
         """Each phrase of the text, in its order."""
         return tuple(_phrase_clues(self.folded))
+
+    @functools.cached_property
+    def loose_clues(self) -> tuple[Clue, ...]:
+        """What its sentences state in words that no phrase lists."""
+        return tuple(_find_loose_clues(self))
 
     @functools.cached_property
     def stretches_spoken_of(self) -> Stretches:
@@ -307,7 +327,7 @@ def clause_clues(text_phrases: TextPhrases) -> Iterator[Clue]:
         begin = stop.end() if stop else end
 
 
-def loose_clues(text_phrases: TextPhrases) -> Iterator[Clue]:
+def _find_loose_clues(text_phrases: TextPhrases) -> Iterator[Clue]:
     """Find what sentences state in words that no phrase lists."""
     where = text_phrases.folded
     begin = 0

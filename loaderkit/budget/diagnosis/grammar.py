@@ -17,7 +17,6 @@ from loaderkit.budget.diagnosis.clues import (
     Clue,
     TextPhrases,
     clause_clues,
-    loose_clues,
 )
 from loaderkit.budget.diagnosis.evidence import weigh_evidence
 from loaderkit.budget.diagnosis.lexicon import (
@@ -92,7 +91,7 @@ def find_exhaustion(
     # Words that stand apart say no more than the phrase in their sentence does.
     statements = (
         clue
-        for clue in loose_clues(text_phrases)
+        for clue in text_phrases.loose_clues
         if clue.start not in text_phrases.stretches_spoken_of
         and clue.mood is None
         and not _is_dismissed_as_a_phrase(clue, text_phrases)
@@ -179,21 +178,24 @@ class Mention(NamedTuple):
     words: str
     """As they stand in the text."""
     reasons: tuple[str, ...]
-    """What the text does with them, the surest first; empty where nothing says so."""
+    """What the text does with them, the surest first, or else what they lack."""
 
 
 def find_mention(text_phrases: TextPhrases) -> Mention | None:
-    """Give the first phrase of exhaustion of a text that reports none.
+    """Give the first words of exhaustion of a text that reports none.
 
     >>> find_mention(TextPhrases("Try a smaller batch if it runs out of memory."))
     Mention(words='out of memory', reasons=('a condition',))
+    >>> find_mention(TextPhrases("memory usage is above the budget")).reasons
+    ('without an amount, and no error',)
     """
-    if not text_phrases.clues:
+    text = text_phrases.text
+    clues = text_phrases.clues or text_phrases.loose_clues
+    if not clues:
         return None
 
-    text = text_phrases.text
     # Nothing of it depends on the phrases that it overlaps with.
-    clue = replace(text_phrases.clues[0], spoken=None)
+    clue = replace(clues[0], spoken=None)
     phrase = Span(clue.start, clue.end)
     begin, end = clue.sentence()
     sentence = Span(begin, min(end, len(text)))
@@ -205,5 +207,17 @@ def find_mention(text_phrases: TextPhrases) -> Mention | None:
     elif (other := words_about_something_else(text[begin:end])) is not None:
         reasons = (f'it is about "{" ".join(other.split())}"',)
     else:
-        reasons = weigh_evidence(text, phrase, sentence).reasons_against
+        evidence = weigh_evidence(text, phrase, sentence)
+        reasons = evidence.reasons_against
+        if evidence.weight >= 0:
+            reasons = (_LACKING[clue.phrase],)
     return Mention(" ".join(clue.words.split()), reasons)
+
+
+_LACKING = {
+    Phrase.RAN_OUT: "nothing says which memory, or that a program printed it",
+    Phrase.FAILED: "nothing says that it was memory",
+    Phrase.EXCEEDED: "without an amount, and no error",
+    Phrase.KILLED: "nothing says that memory was the reason",
+}
+"""What words lack that could be a report, as far as their surroundings go."""

@@ -249,6 +249,7 @@ BACKEND_WORDS = (
         "mps",
         compile_words(
             r"\bmps\b|\bmetal\b|_metal|kIOGPU|MTL[A-Z]|malloc_or_wait|iogpu|\bmlx\b"
+            r"|\bon (?:private|shared) pool\b"
         ),
     ),
     BackendWords(

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from loaderkit.budget.diagnosis.folded_tracebacks import unfold_tracebacks
 from loaderkit.budget.diagnosis.joined_lines import Line, join_lines
 from loaderkit.budget.diagnosis.json_records import (
     MOST_NESTED,
@@ -159,6 +160,10 @@ def _openings(line: str) -> Iterator[re.Match[str]]:
         yield from _OPENING.finditer(line)
 
 
+_CAUSES = re.compile(
+    r"(?<=\bCaused by:\n)(?:[ \t]{2,40}\S[^\n]{0,1000}(?:\n|\Z)){1,20}"
+)
+"""The chain of causes that programs in Rust print, each on a line of its own."""
 _LONG_INDENT = re.compile(r"[ \t]{40,}")
 _UNBROKEN = re.compile(r"\S{1000,}")
 """Data, not words: tensors printed without blanks, encoded files.  The longest word of
@@ -205,6 +210,8 @@ def clean_log(text: str) -> str:
     text = _UNBROKEN.sub(_shorten_data, text)
     raw_lines = _BREAK.sub("\n", text).split("\n")
     text = "\n".join(map(_begin_lines_at_quotations, raw_lines))
+    text = unfold_tracebacks(text, BEGINS_ANEW)
+    text = _CAUSES.sub(_begin_each_cause_anew, text)
     joined = join_lines(list(_without_repetitions(_clean_lines(text))))
     openings = [match for line in raw_lines for match in _openings(line)]
     return _JOINED_LITERALS.sub("", _without_closing_marks(joined, openings))
@@ -332,6 +339,11 @@ def _clean_line(line: str, kinds: frozenset[tuple[str, int]]) -> Line:
     if banner is not None:
         words = banner["words"]
     return Line(len(counted), words, begins_anew, indentation)
+
+
+def _begin_each_cause_anew(match: re.Match[str]) -> str:
+    lines = match.group().split("\n")
+    return "\n".join(f"{BEGINS_ANEW}{line.lstrip()}" if line else "" for line in lines)
 
 
 def _shorten_data(match: re.Match[str]) -> str:

@@ -256,6 +256,11 @@ def _block(text: str, phrase: Span) -> str:
 
 
 _PIECES = {
+    # Whose memory, before a phrase that begins behind it.
+    "whose": (
+        r"(?:(?:cuda|gpu|hip|xpu|npu|mps|metal|host|device|system|kernel|memory|buffer"
+        r"|the|an?|running) ){0,3}[\"'`]?"
+    ),
     # A line of a program, in whatever language.
     "code": (
         r"(?:\s*(?:[\w.]{1,60}(?:\[[^\]\n]{0,40}\])? ?[-+*/|:]?= ?\S[^\n]{0,160}"

@@ -123,7 +123,9 @@ def find_statements(
             yield Statement(rule.phrase, *span)
 
 
-_OTHER_CLAUSE = compile_words(r" (?:when|if|before|unless|as long as|until) ")
+_OTHER_CLAUSE = compile_words(
+    r" (?:when|if|before|unless|as long as|until|(?:even )?though|although|despite) "
+)
 """Between what failed and the memory: it is not the memory that was asked for."""
 
 
