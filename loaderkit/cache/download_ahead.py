@@ -11,7 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loaderkit.cache.mirror import Mirror, NoRoomError
+from loaderkit.cache.mirror import Mirror
+from loaderkit.cache.mirror_room import NoRoomError
 from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:

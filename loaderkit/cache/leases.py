@@ -4,12 +4,15 @@ A process that maps shards keeps a file with a byte for each shard, 1 where it i
 use, and a lock on a second file for as long as it lives.  The system lets go of the
 lock when the process ends, however it ends; so a lease whose lock can be had belongs to
 a process that is gone.
+
+Beside that, an empty file of each shard tells by its time when it was last used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import uuid
 import weakref
 from pathlib import Path
@@ -17,11 +20,15 @@ from typing import TYPE_CHECKING
 
 import filelock
 
+from loaderkit.cache.durable import writing
 from loaderkit.cache.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import BinaryIO
+
+    from loaderkit.cache.mirror_folder import GenerationFolder
+    from loaderkit.cache.shard_table import ShardTable
 
 _LOCK, _BYTES = ".lock", ".shards"
 
@@ -71,6 +78,72 @@ def _remove_lease(
     if os.getpid() == process:
         with contextlib.suppress(OSError):
             _remove_files(bytes_file, lock)
+
+
+class LeasedShards:
+    """The shards of one generation that this process has taken into use.
+
+    Args:
+        folder: Where they are mirrored.
+        table: The shards of the cache.
+    """
+
+    def __init__(self, folder: GenerationFolder, table: ShardTable) -> None:
+        # Names are made when the first is asked for, not when a cache is opened.
+        self._folder, self._table = folder, table
+        self._lease: Lease | None = None
+        """None before this process, or the one it was forked from, has used a shard."""
+        self._shards: set[int] = set()
+        self._thread_lock = threading.RLock()
+
+    def has(self, shard: int) -> bool:
+        """Tell whether this process has taken a shard into use."""
+        lease = self._lease
+        if lease is not None and lease.process == os.getpid():
+            return shard in self._shards
+        return False
+
+    def add(self, shard: int) -> None:
+        """Take a shard into use; the caller holds the mirror's lock.
+
+        Raises:
+            CacheError: The mirror cannot be written.
+        """
+        with self._thread_lock, writing(self._folder.leases):
+            self._own_lease().mark(shard, in_use=True)
+            self._shards.add(shard)
+            self._note_use(shard)
+
+    def let_go(self, shard: int) -> None:
+        """Say that this process does not use a shard any more."""
+        with self._thread_lock:
+            if self.has(shard):
+                self._own_lease().mark(shard, in_use=False)
+                self._note_use(shard)
+            self._shards.discard(shard)
+
+    def close(self) -> None:
+        """Let go of all."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+        self._shards.clear()
+
+    def _own_lease(self) -> Lease:
+        """Give this process's lease: a forked one makes its own of what it inherits."""
+        if self._lease is None or self._lease.process != os.getpid():
+            inherited = self._lease
+            self._lease = Lease(self._folder.leases, self._shards)
+            if inherited is not None:
+                inherited.close()
+        return self._lease
+
+    def _note_use(self, shard: int) -> None:
+        """Note that a shard was used now."""
+        # By the time of an empty file beside it: the shard's own times tell whether it
+        # was changed.
+        with contextlib.suppress(OSError):
+            self._folder.stamp(self._table.files[shard]).touch()
 
 
 def shards_in_use(

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from loaderkit.cache.mirror import NoRoomError
+from loaderkit.cache.mirror_room import NoRoomError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,15 +1,16 @@
-"""Reads the manifest of a cache in a store."""
+"""Reads the manifest of a cache in a store, and tells what became of the cache."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.manifest import MOST_MANIFEST_BYTES, read_manifest
 from loaderkit.cache.storage import how_to_push
-from loaderkit.errors import CacheError, DamagedCacheError
-from loaderkit.fixes import Fix, Pack
+from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.fixes import Fix, Open, Pack
 
 if TYPE_CHECKING:
     from loaderkit.cache.manifest import Manifest
@@ -92,3 +93,28 @@ def _read_remote_manifest(storage: Storage) -> RemoteManifest | None:
             message, why=f"it is no text ({error})", fix=fix
         ) from None
     return RemoteManifest(read_manifest(text, where=where), text)
+
+
+def missing_file_error(storage: Storage, name: str, manifest: Manifest) -> CacheError:
+    """Tell a cache that was replaced in the store from one that lost a file.
+
+    Args:
+        storage: The store.
+        name: Name of the file that is not there.
+        manifest: What the cache was when it was opened.
+    """
+    with contextlib.suppress(CacheError):
+        if load_remote_manifest(storage).generation != manifest.generation:
+            return replaced_error(storage)
+    message = f"{storage.url}/{name} is missing."
+    fix = how_to_push(storage.url)
+    return DamagedCacheError(message, why="the manifest there names it", fix=fix)
+
+
+def replaced_error(storage: Storage) -> StaleCacheError:
+    """Say that another generation is in the store than was opened."""
+    message = f"The cache {storage.url} was replaced while a dataset was open."
+    why = "a dataset reads one cache from beginning to end, never old and new mixed"
+    return StaleCacheError(
+        message, why=why, fix=Fix.of("open it again: ", Open(storage.url))
+    )

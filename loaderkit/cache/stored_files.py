@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.storage import Storage
 
 _STEP_BYTES = 32 << 20
-"""So much of a file is held in memory.  Chosen, as in mirror.py."""
+"""So much of a file is held in memory.  Chosen, as in shard_download.py."""
 
 
 def files_of(manifest: Manifest) -> Iterator[ShardFile]:

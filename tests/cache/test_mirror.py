@@ -23,7 +23,8 @@ from loaderkit.cache.build import open_build
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import check_digest
 from loaderkit.cache.lock_files import hold_lock_file
-from loaderkit.cache.mirror import Mirror, NoRoomError
+from loaderkit.cache.mirror import Mirror
+from loaderkit.cache.mirror_room import NoRoomError
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.storage import Patience
 from loaderkit.cache.store import Store
