@@ -57,15 +57,21 @@ def find_unlike_field(
         for name in [*unjoined, *asked]:
             words = _difference_of_field(graphs, name, path)
             if words is not None:
-                return _to_unlike(words, name)
+                return _to_unlike(words, name, graphs)
         name = unjoined[0]
-        return _to_unlike(f"{path}[{name!r}] is such that PyG does not join it", name)
+        words = f"{path}[{name!r}] is such that PyG does not join it"
+        return _to_unlike(words, name, graphs)
     return None
 
 
-def _to_unlike(words: str, name: str) -> UnlikeField:
-    fix = "give all graphs one form of it in load() or transform; or "
-    return UnlikeField(words, f"{fix}exclude_keys=[{name!r}] leaves it out of batches")
+def _to_unlike(words: str, name: str, graphs: Sequence[Any]) -> UnlikeField:
+    fix = "give all graphs one form of it in load() or transform"
+    # exclude_keys knows names and no types: it would take those of other types, too.
+    stores = getattr(graphs[0], "stores", [graphs[0]])
+    if sum(name in store for store in stores) > 1:
+        return UnlikeField(words, fix)
+    fix = f"{fix}; or exclude_keys=[{name!r}] leaves it out of batches"
+    return UnlikeField(words, fix)
 
 
 def _graphs_at_places(

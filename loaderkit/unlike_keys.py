@@ -38,6 +38,8 @@ class UnlikeKey(NamedTuple):
     """One that has not."""
     of_graphs: tuple[str, ...] = ()
     """The names of all such fields, where they are those of a graph."""
+    of_other_types: tuple[str, ...] = ()
+    """Those of them that a type has, too, whose fields are alike in all graphs."""
     kinds: tuple[str, str] | None = None
     """What the two graphs are, where one is of a kind that has other fields."""
 
@@ -49,6 +51,13 @@ class UnlikeKey(NamedTuple):
                 f"a loader for each kind: [graph for graph in graphs if type(graph) is "
                 f"{self.kinds[0]}]; or give all graphs one class in load() or transform"
             )
+        if self.of_other_types:
+            # exclude_keys knows names and no types: it would take these from all types.
+            fix = "give all graphs the same fields in load() or transform"
+            if "edge_index" in self.of_other_types:
+                fix += ", an empty one where there are no edges: edge_index = "
+                fix += "torch.empty(2, 0, dtype=torch.int64)"
+            return fix
         if self.of_graphs:
             fix = f"exclude_keys={list(self.of_graphs)} leaves them out of all batches;"
             return f"{fix} or give all graphs the same fields in load() or transform"
@@ -169,13 +178,15 @@ def _find_in_graphs(
         if fields == first:
             continue
         names = tuple(sorted({name for _, name in fields ^ first}))
+        names_in_both = {name for _, name in fields & first}
+        also_alike = tuple(name for name in names if name in names_in_both)
         added = fields - first
         present, absent = (number, 0) if added else (0, number)
         # By repr: keys of node types are texts and of edge types triples, which cannot
         # be compared with each other; and one message for one fault, run after run.
         of_type, name = min(added or first - fields, key=repr)
         shown = "" if of_type is None else f"[{of_type!r}]"
-        return UnlikeKey(f"{path}{shown}[{name!r}]", present, absent, names)
+        return UnlikeKey(f"{path}{shown}[{name!r}]", present, absent, names, also_alike)
     return None
 
 

@@ -308,6 +308,8 @@ def _oversized_rows(rule: BatchRule) -> Ints:
         # Loaders without limits ask too.  Of 10^7 samples the mask below takes 10 MB.
         return np.empty(0, np.int64)
 
+    if rule.samples and not any(rule.sizes[name].any() for name in rule.limits):
+        raise _nothing_limited(rule)
     is_oversized = np.zeros(rule.samples, bool)
     for name, limit in rule.limits.items():
         is_oversized |= rule.sizes[name] > limit
@@ -326,6 +328,23 @@ def _oversized_rows(rule: BatchRule) -> Ints:
         message += f"; so have {len(oversized) - 1:,} more"
     fix = f"raise max_{name}, or oversized='alone' (a batch of its own) or 'skip'"
     raise LoaderError(f"{message}.", why="no batch can hold it", fix=fix)
+
+
+def _nothing_limited(rule: BatchRule) -> LoaderError:
+    """Make the error for limits that no sample counts towards."""
+    names = list(rule.limits)
+    asked = ", ".join(f"max_{name}={limit:,}" for name, limit in rule.limits.items())
+    message = f"{asked} would limit nothing: no sample has {' or '.join(names)}."
+    why = "they are counted before a transform, and all samples would make one batch"
+    if "nodes" in names:
+        why = "a Data's nodes are counted by num_nodes or by a field such as x or pos; "
+        why += "none is there, and all samples would make one batch"
+    fix = "batch_size=32; or give the dataset sizes() -> {name: array}"
+    if "nodes" in names:
+        fix = f"data.num_nodes = ... before pack() or in load(); or {fix}"
+    elif "edges" in names:
+        fix = f"make the edges before pack() or in load(); or max_nodes=...; or {fix}"
+    return LoaderError(message, why=why, fix=fix)
 
 
 def _order_rows(rule: BatchRule, rows: Ints, generator: np.random.Generator) -> Ints:

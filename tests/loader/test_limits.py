@@ -7,7 +7,7 @@ import clients
 import pytest
 import torch
 from torch.utils.data import Subset
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from loaderkit import SafeDataset, SafeGraphDataset, build_loader, open_cache, pack
 from loaderkit.errors import LoaderError
@@ -269,3 +269,47 @@ def test_a_limit_far_above_the_data_is_none(tmp_path, name, limit):
 
     [batch] = loader
     assert len(batch["n"]) == COUNT
+
+
+FIELDS_WITHOUT_SIZE = {
+    "nodes": [{"x_s": (3, 2), "x_t": (2, 2)}, {"z": (4,)}, {"label": (1,)}],
+    "edges": [{"x": (4, 2)}, {"pos": (2, 3), "z": (2,)}, {"label": (1,)}],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*num_nodes:UserWarning")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("size", "shapes"),
+    [(size, each) for size, cases in FIELDS_WITHOUT_SIZE.items() for each in cases],
+)
+def test_a_limit_that_no_sample_counts_towards_is_refused(
+    tmp_path, size, shapes, packed
+):
+    graphs = [
+        Data(**{name: torch.zeros(shape) for name, shape in shapes.items()})
+        for _ in range(6)
+    ]
+    # The oracle: PyG counts none either.
+    assert not any(getattr(graph, f"num_{size}") for graph in graphs)
+    dataset = pack(graphs, tmp_path / "c.lk") if packed else graphs
+
+    for options in ({}, {"shuffle": True}, {"batch_size": 4}):
+        with pytest.raises(LoaderError, match=f"max_{size}=8 would limit nothing"):
+            build_loader(dataset, **{f"max_{size}": 8}, **options)
+
+    # The twin: one sample that counts is enough.
+    graphs[3].num_nodes = 2
+    graphs[3].edge_index = torch.tensor([[0, 1], [1, 0]])
+    if packed:
+        dataset = pack(graphs, tmp_path / "c2.lk")
+    assert len(build_loader(dataset, **{f"max_{size}": 8})) == 1
+
+
+def test_a_limit_of_nothing_beside_one_that_counts_is_no_mistake():
+    # A plan of clouds of points has both: plan_batch knows no edges, and no fewer.
+    clouds = [Data(x=torch.zeros(3, 1)) for _ in range(6)]
+
+    loader = build_loader(clouds, max_nodes=6, max_edges=8)
+
+    assert len(loader) == 3

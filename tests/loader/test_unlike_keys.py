@@ -162,3 +162,39 @@ def test_a_collate_fn_of_the_users_gets_samples_as_they_are():
     )
 
     assert [len(sample) for sample in next(iter(loader))] == [2, 1]
+
+
+FIELDS_OF_TYPES = [
+    (of_type, name)
+    for of_type in ("atom", "residue", ("atom", "bond", "atom"), ("atom", "in", "x"))
+    for name in ("x", "edge_index", "w")
+]
+
+
+def hetero_graph(fields):
+    graph = HeteroData()
+    for of_type, name in fields:
+        graph[of_type][name] = torch.zeros(2, 0, dtype=torch.int64)
+    return graph
+
+
+@pytest.mark.many_cases
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_told_to_be_left_out_is_no_field_of_another_type(seed):
+    chance = random.Random(seed)
+    alike = set(chance.sample(FIELDS_OF_TYPES, 4))
+    only_first = set(chance.sample(FIELDS_OF_TYPES, 2)) - alike
+    if not only_first:
+        return
+    graphs = [hetero_graph(alike | only_first), hetero_graph(alike)]
+    chance.shuffle(graphs)
+
+    fix = find_unlike_key(graphs).fix
+
+    # exclude_keys takes a name from every type: done to the letter, it must leave all
+    # that both graphs have.
+    names_alike = {name for _, name in alike}
+    names_unlike = {name for _, name in only_first}
+    assert ("exclude_keys" in fix) == (not names_alike & names_unlike)
+    if names_alike & names_unlike == {"edge_index"}:
+        assert "edge_index = torch.empty(2, 0" in fix
