@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field, replace
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -298,6 +299,22 @@ def _not_sent(error: Exception) -> LoaderError:
     return not_sent
 
 
+def _end_without_reader(parent_pid: int) -> None:
+    """Let this worker end where its parent was killed.
+
+    torch's worker leaves its loop then.  But as a process ends, Python waits until its
+    queues are written, and the pipe of batches may be full: no one reads it, and as all
+    workers hold its reading end, too, no write fails.  They would stay for ever.
+    """
+
+    def end_if_adopted() -> None:
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    # Before the queues are waited for, whose priority is -5.
+    Finalize(None, end_if_adopted, exitpriority=-4)
+
+
 class WorkerStart:
     """The ``worker_init_fn`` of the inner loader.
 
@@ -327,6 +344,7 @@ class WorkerStart:
             # the parent's pid only after this call, so it would watch the process that
             # has adopted this one, and the worker would wait for ever.
             raise SystemExit(1)
+        _end_without_reader(os.getppid())
         tell_signals_apart()
         stand_in = _show_users_dataset()
         if self.sending is not None:

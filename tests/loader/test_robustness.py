@@ -491,6 +491,33 @@ def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
         time.sleep(0.01)
 
 
+def train_and_be_killed_with_a_full_pipe(noted):
+    texts = ["x" * 300_000] * 40  # sent as they are: in a pipe, which holds 64 KiB
+    loader = build_loader(texts, batch_size=1, num_workers=2, probe=False)
+    batches = iter(loader)
+    next(batches)
+    children = psutil.Process().children()
+    noted.write_text(" ".join(str(child.pid) for child in children))
+    time.sleep(0.5)  # the pipe fills meanwhile
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_workers_end_whose_parent_is_killed_while_batches_wait(tmp_path):
+    noted = tmp_path / "pids"
+    training = multiprocessing.get_context("fork").Process(
+        target=train_and_be_killed_with_a_full_pipe, args=(noted,)
+    )
+
+    training.start()
+    training.join()
+
+    workers = [int(pid) for pid in noted.read_text().split()]
+    assert len(workers) >= 2
+    while any(map(psutil.pid_exists, workers)):  # until the runner's deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_fails_is_named(workers):
     loader = build_loader(
