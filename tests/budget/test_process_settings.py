@@ -28,6 +28,17 @@ from loaderkit.budget.environment.native_readers import (
 from loaderkit.budget.environment.openmp_places import read_places
 from loaderkit.budget.environment.process_settings import judge_process_settings
 
+SET_INSIDE = """
+import os, sys
+if sys.argv[2] == "before":
+    os.environ["OMP_NUM_THREADS"] = sys.argv[1]
+import torch
+os.environ["OMP_NUM_THREADS"] = sys.argv[1]
+import loaderkit
+found = [f for f in loaderkit.check_environment().findings if "OMP_" in f.variable]
+print(torch.get_num_threads(), any("was set inside" in f.problem for f in found))
+"""
+
 AFFINITY_LEFT = """
 import ctypes, os, sys
 before = len(os.sched_getaffinity(0))
@@ -78,9 +89,12 @@ def judged(environ, **facts):
         ({"OMP_NUM_THREADS": "many"}, {}, [(20, "ignored")]),
         (
             {"OMP_NUM_THREADS": "2"},
-            {"torch_imported": True, "started_with": {}},
+            {"torch_imported": True, "started_with": {}, "torch_threads": 8},
             [(20, "ignored")],
         ),
+        # before torch was imported
+        ({"OMP_NUM_THREADS": "2"}, {"started_with": {}}, []),
+        ({"OMP_NUM_THREADS": "2"}, {"started_with": {}, "torch_threads": 2}, []),
         ({"OMP_PROC_BIND": "true"}, {}, [(20, "slow")]),
         ({"OMP_PROC_BIND": "false"}, {}, []),
         ({"OMP_PROC_BIND": "yes"}, {}, [(20, "ignored")]),
@@ -266,6 +280,21 @@ def test_openmp_reads_a_number_of_threads_as_is_said(libgomp):
         if (threads_by_rule is None) != is_ignored or not agrees:
             wrong.append((value, threads_by_rule, complaint, threads))
     assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_a_script_sets_is_ignored_where_torch_has_more_threads(moment):
+    done = subprocess.run(
+        [sys.executable, "-c", SET_INSIDE, "1", moment],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    threads, is_called_ignored = done.stdout.split()
+    assert (is_called_ignored == "True") == (threads != "1")
 
 
 @pytest.mark.skipif(

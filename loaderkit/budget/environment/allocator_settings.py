@@ -84,6 +84,8 @@ class EnvironmentFacts:
     """Variables when the process began; None where they cannot be read."""
     torch_imported: bool = False
     """Whether torch was imported already."""
+    torch_threads: int | None = None
+    """Threads that torch computes with now; None where it is not imported."""
     effective: str | None = None
     """The allocator settings torch has read; None if it has read none yet."""
     torch_error: str | None = None

@@ -255,10 +255,11 @@ def _openmp_threads(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
         why = "it is no number of threads: OpenMP reports it and takes its default"
         fix = f"export {name}={facts.cpus or 1}"
         yield _thread_or_malloc_finding("ignored", name, value, why, fix)
-    elif facts.torch_imported and was_set_after_start(facts, name):
+    elif was_set_after_start(facts, name) and not _is_in_effect(facts, count):
         why = (
             "OpenMP reads it while it is loaded, before or with torch; it was set "
-            "inside this process"
+            f"inside this process, and torch computes with {facts.torch_threads} "
+            "threads"
         )
         fix = f"{name}={value} python train.py, or torch.set_num_threads({count})"
         yield _thread_or_malloc_finding("ignored", name, value, why, fix)
@@ -269,6 +270,15 @@ def _openmp_threads(facts: EnvironmentFacts) -> Iterator[EnvironmentFinding]:
         )
     elif mkl_count is None and facts.cpus is not None and count > facts.cpus:
         yield _more_than_processors(facts, name, value)
+
+
+def _is_in_effect(facts: EnvironmentFacts, count: int) -> bool:
+    """Tell by torch's threads whether a number was set before OpenMP was loaded."""
+    if facts.torch_threads is None:
+        return True  # torch has yet to read it
+    # MKL's own number wins, and MKL keeps to the processors.
+    allowed = {count, _threads_of_mkl(facts), min(count, facts.cpus or count)}
+    return facts.torch_threads in allowed
 
 
 def _threads_of_mkl(facts: EnvironmentFacts) -> int | None:

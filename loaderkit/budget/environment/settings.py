@@ -136,6 +136,7 @@ def read_facts(
         platform=sys.platform,
         started_with=_started_with(),
         torch_imported=torch is not None,
+        torch_threads=None if torch is None else torch.get_num_threads(),
         effective=answer.effective,
         torch_error=answer.error,
         asked_torch=answer.is_given,
