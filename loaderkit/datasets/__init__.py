@@ -31,8 +31,8 @@ What else there is, by what you look for:
   against itself.
 * What samples consist of: column_names.py, classes.py, containers.py, composites.py,
   dtypes.py, plain.py.
-* Batches: ragged.py, ragged_answers.py and ragged_fields.py, padding.py and
-  pad_names.py, graph_fields.py, sizes.py, collate_errors.py; lazy.py and
+* Batches: ragged.py, ragged_answers.py and ragged_fields.py, list_forms.py, padding.py
+  and pad_names.py, graph_fields.py, sizes.py, collate_errors.py; lazy.py and
   many_samples.py (samples of a batch, one by one), plain_columns.py, arena.py and
   room.py (the memory that a batch is made in).
 """

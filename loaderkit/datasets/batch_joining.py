@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeGuard, cast
@@ -15,8 +16,9 @@ from loaderkit.datasets.collate_errors import Collating
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.lazy import LAST_GIVEN, LazySamples
+from loaderkit.datasets.list_forms import are_kept_apart
 from loaderkit.datasets.pad_names import check_names_in_batch, check_names_in_cache
-from loaderkit.datasets.padding import PadValue, fill_padding, padding_of
+from loaderkit.datasets.padding import PadValue, fill_padding, padding_of, path_text
 from loaderkit.datasets.ragged import error_of_shapes
 from loaderkit.datasets.ragged_fields import (
     Joining,
@@ -277,7 +279,8 @@ class BatchJoining(SampleReading[T]):
             # PyG joins it, as it does where the same dataset has no cache.  A
             # SafeGraphDataset gathers it.
             return None
-        return DictRecipe(opened.store, node, self.classes, self.ragged)
+        forms = [cache.list_forms for cache in (opened, *self._caches_beside())]
+        return DictRecipe(opened.store, node, self.classes, self.ragged, forms)
 
     def _join_samples(
         self,
@@ -311,10 +314,12 @@ class BatchJoining(SampleReading[T]):
 
         Args:
             path: The keys that lead to the field.
-            values: Tensors and arrays.
+            values: Tensors and arrays, or lists and tuples.
         """
-        datasets = (self, *self._loaderkit.beside)
-        caches = [dataset._open_cache() for dataset in datasets if dataset.reads_cache]
+        caches = [self._open_cache()] if self.reads_cache else []
+        caches += self._caches_beside()
+        if isinstance(values[0], list | tuple):
+            return self._joining_of_lists(path, values)
         # Asked of the caches and not of the batch: a field that happens to have one
         # length in one batch must be joined there as in the others.
         if caches:
@@ -322,6 +327,37 @@ class BatchJoining(SampleReading[T]):
         is_by_field = isinstance(self.pad_value, Mapping)
         is_named = is_by_field and padding_of(path, self.pad_value) is not None
         return Joining.RAGGED if is_named else None
+
+    def _joining_of_lists(
+        self, path: Path, values: Sequence[list[Any] | tuple[Any, ...]]
+    ) -> Joining | None:
+        """Say how the lists of a field are joined in all batches.
+
+        What a transform returns counts as what the cache has: most leave such fields as
+        they are.
+        """
+        datasets = (self, *self._loaderkit.beside)
+        caches = [d._open_cache() for d in datasets if d.cache is not None]
+        if are_kept_apart([cache.list_forms for cache in caches], path):
+            return Joining.KEPT_APART
+        lengths = sorted(set(map(len, values)))
+        if len(lengths) > 1 and not self._loaderkit.has_warned_of_lists:
+            self._loaderkit.has_warned_of_lists = True
+            field = f"Field {path_text(path)!r} holds" if path else "Samples are"
+            text = (
+                f"{field} lists of {lengths[0]} and of {lengths[-1]} items in a batch, "
+                "which keeps one a sample. A batch whose lists happen to be equally "
+                "long is joined item by item, as torch does it: no cache says that "
+                "they differ. To have one form: pack the samples as they are joined, "
+                "store tensors, or give collate_fn=..."
+            )
+            warnings.warn(text, UserWarning, stacklevel=2)
+        return None
+
+    def _caches_beside(self) -> list[OpenedCache]:
+        """Open the caches whose samples are joined with this dataset's."""
+        beside = self._loaderkit.beside
+        return [dataset._open_cache() for dataset in beside if dataset.reads_cache]
 
     def _shapes_in(self, caches: list[OpenedCache]) -> FieldShapes:
         """Tell the shapes of fields in all of some caches."""

@@ -70,6 +70,8 @@ class DatasetState:
     """The datasets whose samples are joined with these, of a concatenation."""
     joint_shapes: JointShapes | None = None
     """The shapes of fields in the caches of all of them, once asked for."""
+    has_warned_of_lists: bool = False
+    """It was told that lists have a form by batch."""
     checked_pad_value: object = None
     """The ``pad_value`` whose names were found to be right."""
 

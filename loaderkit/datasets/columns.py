@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from loaderkit.datasets.decode import decode
 from loaderkit.datasets.dict_batches import DictRecipe, collate_samples
 from loaderkit.datasets.gathering import BatchGather, leaf_reader
 from loaderkit.datasets.kinds import COUNTER_KINDS, Kind
+from loaderkit.datasets.list_forms import are_kept_apart, list_forms
 from loaderkit.datasets.missing_fields import MissingField, refuse_field_name
-from loaderkit.datasets.ragged_fields import field_shapes, joining_of
+from loaderkit.datasets.ragged_fields import Joining, field_shapes, joining_of
 from loaderkit.datasets.sizes import occurring, stored_bytes
 from loaderkit.datasets.structure import (
     Leaf,
@@ -33,11 +33,12 @@ from loaderkit.nearest_names import suggest_name
 from loaderkit.units import count_of, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from loaderkit.array_types import Ints
     from loaderkit.datasets.classes import ClassRegistry
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.padding import Path
     from loaderkit.datasets.safe import SafeGraphDataset
     from loaderkit.datasets.structure import StoreKey
 
@@ -255,9 +256,17 @@ def join_column(
         n: fields_of_variant(opened.structure.variants[n])[name]
         for n in occurring(numbers)
     }
+    forms = list_forms(
+        opened.structure,
+        [
+            of_variant[name]
+            for of_variant in map(fields_of_variant, opened.structure.variants)
+            if name in of_variant
+        ],
+    )
     if len(fields) == 1:
         [node] = fields.values()
-        return DictRecipe(opened.store, node, classes, ragged).batch(rows)
+        return DictRecipe(opened.store, node, classes, ragged, [forms]).batch(rows)
     # No recipe gathers what is built differently: each value is read, and all are
     # joined as samples in memory are.
     values = [
@@ -265,8 +274,14 @@ def join_column(
         for row, number in zip(rows.tolist(), numbers.tolist(), strict=True)
     ]
     shapes = field_shapes(opened.store, fields.values())
+
+    def joining(path: Path, values: Sequence[Any]) -> Joining | None:
+        if isinstance(values[0], list | tuple):
+            return Joining.KEPT_APART if are_kept_apart([forms], path) else None
+        return joining_of(shapes, path, values)
+
     with Collating(values, f"[{name!r}]"):
-        return collate_samples(values, ragged, functools.partial(joining_of, shapes))
+        return collate_samples(values, ragged, joining)
 
 
 def join_graph_column(

@@ -12,6 +12,9 @@ is padded (packed, jagged) like the others, as the code behind it expects.  A fi
 which another axis differs, as of images, is stacked where a batch has one shape; see
 ragged_fields.py.
 
+A field of lists is joined item by item, as ``default_collate`` does, where all lists of
+the dataset have one form; else it is a list with one value a sample, see list_forms.py.
+
 Beyond ``default_collate``, a None stays in a list and a dataclass becomes a dataclass.
 """
 
@@ -32,6 +35,7 @@ from loaderkit.datasets.containers import (
 )
 from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
+from loaderkit.datasets.list_forms import are_kept_apart
 from loaderkit.datasets.plain_columns import PlainColumn
 from loaderkit.datasets.ragged import (
     END_TO_END,
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.list_forms import ListForms
     from loaderkit.datasets.padding import Path
     from loaderkit.datasets.structure import Node
     from loaderkit.memory.page_locked import PageLockedBatch
@@ -72,12 +77,23 @@ class DictRecipe:
         variant: How the samples are built.
         classes: Where their classes are.
         ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
+        forms: Of the lists in all parts of the dataset; none: each batch is joined as
+            its own lists are.
     """
 
     def __init__(
-        self, store: Store, variant: Node, classes: ClassRegistry, ragged: str
+        self,
+        store: Store,
+        variant: Node,
+        classes: ClassRegistry,
+        ragged: str,
+        forms: Sequence[ListForms] = (),
     ) -> None:
         self.store, self.classes, self.ragged = store, classes, ragged
+        self._kept_apart = frozenset(
+            path for path in frozenset().union(*forms) if are_kept_apart(forms, path)
+        )
+        """The fields of lists that stay one a sample."""
         self.variant = _stack_equal_shapes(store, variant)
         self._of_many_shapes = _columns_of_many_shapes(store, self.variant)
         """Those whose axes behind the first differ, too."""
@@ -106,21 +122,28 @@ class DictRecipe:
         if self._plain_columns is None:
             self._plain_columns = self._find_plain_columns()
         gather.arena = make_arena(lambda: self._batch_bytes(gather))
-        return self._join_node(gather, self.variant)
+        return self._join_node(gather, self.variant, ())
 
     def _gathered_leaves(self) -> Iterator[Leaf]:
         """List the leaves that tensors are gathered for in one go."""
-        for leaf in _tensor_leaves(self.variant):
+        for leaf in _tensor_leaves(self.variant, self._kept_apart):
             if leaf.column.name not in self._of_many_shapes:
                 yield leaf
 
-    def _join_node(self, gather: BatchGather, node: Node) -> Any:
+    def _join_node(self, gather: BatchGather, node: Node, path: Path) -> Any:
+        if path in self._kept_apart:
+            gather.note_others()
+            return gather.values(node, self.classes)
         if isinstance(node, Leaf):
             return self._join_leaf(gather, node)
         row = NEST_KINDS[node.kind]
         if not row.is_container:
             return self._join_values(gather, node)
-        parts = [self._join_node(gather, child) for child in node.children]
+        keys = range(len(node.children)) if row.is_sequence else node.keys
+        parts = [
+            self._join_node(gather, child, (*path, key))
+            for key, child in zip(keys, node.children, strict=True)
+        ]
         if row.is_sequence:
             pairs = zip(node.children, parts, strict=True)
             parts = [tuple(v) if _stays_in_a_tuple(n) else v for n, v in pairs]
@@ -196,9 +219,9 @@ def collate_samples(
     Args:
         samples: At least one, all built alike.
         ragged: "padded", "packed" or "jagged", for tensors whose first axes differ.
-        joining_of: Says of the keys that lead to a field, and its values, how it is
-            joined in the whole dataset; None where that is not known, so that it is
-            what these samples show.
+        joining_of: Says of the keys that lead to a field, and its values (tensors and
+            arrays, or lists and tuples), how it is joined in the whole dataset; None
+            where that is not known, so that it is what these samples show.
         path: The keys that lead to these samples.
 
     Returns:
@@ -227,6 +250,9 @@ def collate_samples(
         return make_dataclass(type(first), batches)
     # Lists of several lengths have no items to join, one with one: torch refuses them,
     # and they are kept as they are below.
+    is_list = isinstance(first, list | tuple) and not hasattr(first, "_fields")
+    if is_list and joining_of(path, samples) is Joining.KEPT_APART:
+        return list(samples)
     if isinstance(first, list | tuple) and all(len(s) == len(first) for s in samples):
         by_number = enumerate(zip(*samples, strict=True))
         items = [collate_field(number, values) for number, values in by_number]
@@ -307,14 +333,21 @@ def _has_many_row_shapes(store: Store, name: str) -> bool:
     return shapes is not None and shapes.row_shape is None
 
 
-def _tensor_leaves(node: Node) -> Iterator[Leaf]:
+def _tensor_leaves(
+    node: Node, kept_apart: frozenset[Path] = frozenset(), path: Path = ()
+) -> Iterator[Leaf]:
     """List the leaves that are tensors in a batch."""
+    if path in kept_apart:
+        return
     if isinstance(node, Leaf):
         if LEAF_KINDS[node.column.kind].in_dicts is DictJoin.TENSOR:
             yield node
-    elif NEST_KINDS[node.kind].is_container:
-        for child in node.children:
-            yield from _tensor_leaves(child)
+        return
+    row = NEST_KINDS[node.kind]
+    if row.is_container:
+        keys = range(len(node.children)) if row.is_sequence else node.keys
+        for key, child in zip(keys, node.children, strict=True):
+            yield from _tensor_leaves(child, kept_apart, (*path, key))
 
 
 def _stays_in_a_tuple(node: Node) -> bool:

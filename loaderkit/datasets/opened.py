@@ -10,6 +10,7 @@ from typing_extensions import TypeVar
 
 from loaderkit.datasets.gathering import BatchGather
 from loaderkit.datasets.kinds import Kind
+from loaderkit.datasets.list_forms import list_forms
 from loaderkit.datasets.ragged_fields import field_shapes
 from loaderkit.datasets.room import check_chunks
 from loaderkit.datasets.soundness import check_columns
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.store import Store
     from loaderkit.datasets.classes import ClassRegistry
+    from loaderkit.datasets.list_forms import ListForms
     from loaderkit.datasets.ragged_fields import FieldShapes
 
 R = TypeVar("R")
@@ -63,6 +65,11 @@ class OpenedCache:
     def field_shapes(self) -> FieldShapes:
         """The shapes that each field of tensors has in all samples."""
         return field_shapes(self.store, self.structure.variants)
+
+    @functools.cached_property
+    def list_forms(self) -> ListForms:
+        """The forms that each field of lists has in all samples."""
+        return list_forms(self.structure, self.structure.variants)
 
     @property
     def holds_graphs(self) -> bool:

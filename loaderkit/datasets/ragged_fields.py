@@ -39,6 +39,8 @@ class Joining(Enum):
     RAGGED = auto()
     STACKED_IF_EQUAL = auto()
     """Stacked, and refused where the samples of a batch differ in shape."""
+    KEPT_APART = auto()
+    """A list with one value a sample: of lists, see list_forms.py."""
 
 
 class ValueKind(NamedTuple):

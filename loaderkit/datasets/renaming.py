@@ -57,6 +57,7 @@ class Renaming(NamedTuple):
         variant_numbers = [
             whole.number(variant, key=of_what) for variant in part.variants
         ]
+        whole.learn_list_forms_of(part)
         return cls(column_names, variant_numbers)
 
     @property

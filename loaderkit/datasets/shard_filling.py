@@ -8,12 +8,15 @@ import numpy as np
 
 from loaderkit.cache.columns import ShardBuffer
 from loaderkit.datasets.block_readers import content_digest
+from loaderkit.datasets.kinds import Kind
+from loaderkit.datasets.list_forms import form_of_bytes
 from loaderkit.datasets.structure import VARIANT_COLUMN, Structure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from loaderkit.cache.build import ShardWriter
+    from loaderkit.cache.columns import Block
     from loaderkit.cache.layout import Shard
     from loaderkit.datasets.block_readers import EncodedSpan
     from loaderkit.datasets.source_files import FileVersion
@@ -45,6 +48,7 @@ class ShardFiller:
         number_of_tree = np.array(numbers, "<i8")
         trees = np.frombuffer(span.tree_of_sample, "<i8")
         span.block.add_numbers(VARIANT_COLUMN, number_of_tree[trees])
+        self._learn_list_forms(span.block)
         names = {column: self.structure.name(column) for column in span.block.columns}
         self._buffer.append(span.block.renamed(names))
         self._digests += span.digests
@@ -53,6 +57,25 @@ class ShardFiller:
             span.digest_of_sample(len(trees) - 1),
         ]
         self.files.update(span.files)
+
+    def _learn_list_forms(self, block: Block) -> None:
+        """Learn in which forms the block's plain lists are."""
+        for spec, column in block.columns.items():
+            if spec.kind is not Kind.JSON:
+                continue
+            name = self.structure.name(spec)
+            known = self.structure.list_forms.get(name, ())
+            if known is None or len(known) > 1:
+                continue  # that they differ is all that has to be known
+            values = b"".join(piece.tobytes() for piece in column.pieces(block.file))
+            start = 0
+            for length in column.shapes:
+                known = self.structure.list_forms.get(name, ())
+                if known is None or len(known) > 1:
+                    break
+                raw = values[start : start + length]
+                self.structure.learn_list_forms(name, [form_of_bytes(name, raw)])
+                start += length
 
     def evidence(self, state: str | None) -> dict[str, Any]:
         """Say what a later run holds against the source; JSON.
@@ -130,6 +153,7 @@ def take_over(structure: Structure, part: Structure, of_what: str) -> bool:
     same_names = [
         structure.name(column) == name for name, column in part.columns.items()
     ]
+    structure.learn_list_forms_of(part)
     return all(same_numbers) and all(same_names)
 
 

@@ -35,7 +35,7 @@ from loaderkit.errors import DamagedCacheError, DatasetError
 from loaderkit.fixes import PACK_AGAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 VARIANT = "@variant"
@@ -161,6 +161,9 @@ class Structure:
     variants: list[Leaf | Nest] = field(default_factory=list)
     columns: dict[str, ColumnSpec] = field(default_factory=dict)
     """What each column is for, by name."""
+    list_forms: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    """Of each column of plain lists, by name: the least and the greatest of its lists'
+    forms (list_forms.py), one where they are equal; None where they are not known."""
     _names: dict[ColumnSpec, str] = field(default_factory=dict)
     """Names by what ``encode`` says of a column, which is called by its path there."""
     _numbers: dict[Node, int] = field(default_factory=dict)
@@ -217,16 +220,46 @@ class Structure:
             self.variants.append(_map_columns(tree, self._column_of))
         return number
 
+    def learn_list_forms(self, name: str, forms: Iterable[str] | None) -> None:
+        """Learn in which forms the lists of a column are.
+
+        Args:
+            name: Of the column.
+            forms: Of some of its lists; None where they are not known, which they are
+                not in a cache that was packed before they were noted.
+        """
+        known = self.list_forms.get(name, ())
+        if forms is None or known is None:
+            self.list_forms[name] = None
+            return
+        both = {*known, *forms}
+        if both:
+            ends = dict.fromkeys((min(both), max(both)))
+            self.list_forms[name] = tuple(ends)
+
+    def learn_list_forms_of(self, part: Structure) -> None:
+        """Learn the forms that the lists have in a part, whatever it calls columns."""
+        for name, forms in part.list_forms.items():
+            self.learn_list_forms(self.name(part.columns[name]), forms)
+
     def to_json(self) -> dict[str, Any]:
         """Write it so that ``from_json`` reads the same."""
         columns = {}
         for name, column in self.columns.items():
             path, kind, dtype, ndim, axis, _ = column
             columns[name] = [path, kind.value, dtype, ndim, axis]
-        return {
+        content: dict[str, Any] = {
             "variants": [_to_json(variant) for variant in self.variants],
             "columns": columns,
         }
+        # Left out where there are no lists, as it always was.
+        if any(column.kind is Kind.JSON for column in self.columns.values()):
+            # Lists, as JSON has them: what is read again must be equal.
+            content["lists"] = {
+                name: None if forms is None else list(forms)
+                for name, forms in self.list_forms.items()
+            }
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Structure:
@@ -250,6 +283,7 @@ class Structure:
                 _from_json(variant, columns)
                 for variant in _checked_list(content["variants"])
             ]
+            forms = _list_forms_from_json(content, columns)
             if not 0 < len(variants) <= MOST_VARIANTS:
                 _refuse_json(f"it has {len(variants):,} variants")
         # What a checked reading would look for one by one: whatever is raised while
@@ -272,7 +306,7 @@ class Structure:
             _map_columns(variant, _called_by_path): number
             for number, variant in enumerate(variants)
         }
-        return cls(variants, columns, names, numbers)
+        return cls(variants, columns, forms, names, numbers)
 
     def class_names(self) -> set[str]:
         """Name the classes that samples are made of, ``module:qualname``."""
@@ -289,7 +323,7 @@ class Structure:
             ``HeteroData`` and any other unknown class is a dict.
         """
         variants = [_without_classes(variant, known) for variant in self.variants]
-        return Structure(variants, self.columns)
+        return Structure(variants, self.columns, self.list_forms)
 
     def nests(self) -> Iterator[Nest]:
         """Go through the containers of all variants."""
@@ -431,6 +465,23 @@ def _column_from_json(name: str, row: object) -> ColumnSpec:
             f"a column of kind {kind!r} has the dtype {dtype!r} and {ndim} axes"
         )
     return column
+
+
+def _list_forms_from_json(
+    content: Mapping[str, Any], columns: Mapping[str, ColumnSpec]
+) -> dict[str, tuple[str, ...] | None]:
+    """Read in which forms the lists of each column are."""
+    if "lists" not in content:  # packed before they were noted
+        lists = [name for name, spec in columns.items() if spec.kind is Kind.JSON]
+        return dict.fromkeys(lists)
+    known: dict[str, tuple[str, ...] | None] = {}
+    for name, forms in content["lists"].items():
+        if columns[name].kind is not Kind.JSON:
+            _refuse_json(f"column {name!r} holds no lists")
+        if forms is not None:
+            forms = tuple(map(_checked_text, _checked_list(forms)))
+        known[name] = forms
+    return known
 
 
 def _without_classes(node: Node, known: Callable[[Nest], bool]) -> Node:

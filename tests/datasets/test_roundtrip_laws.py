@@ -17,6 +17,7 @@ from torch_geometric.data import Batch, Data, HeteroData
 from loaderkit import SafeDataset, owned_copy, pack
 from loaderkit.datasets import encode as encode_module
 from loaderkit.datasets import kinds as kinds_module
+from loaderkit.datasets import shard_filling
 from loaderkit.datasets.pack import PackOptions
 from loaderkit.errors import DamagedCacheError, DatasetError, LoaderkitError
 from loaderkit.testing import assert_same
@@ -526,6 +527,8 @@ def test_plain_values_that_pack_never_writes_are_an_error_of_ours(
 ):
     # Written so, the checksum of the file is right and only its values are strange.
     monkeypatch.setattr(kinds_module, "to_bytes", lambda _value: text.encode())
+    # Packing looks at lists as they are written, and would find it out.
+    monkeypatch.setattr(shard_filling, "form_of_bytes", lambda *_: "[]")
     dataset = pack([{"v": [1]}] * 2, tmp_path / "c.lk", workers=0)
 
     for read in (lambda: dataset[0], lambda: dataset.batch([0, 1])):
