@@ -65,7 +65,9 @@ def form_of_bytes(column: str, raw: bytes) -> str:
     if has_numbers_alone and len(raw) > len("[]"):
         return f"[{count_items(column, raw)}*n]"
     form = _form_of(from_bytes(column, raw))
-    return form if len(form) <= _LONGEST_FORM else xxhash.xxh3_64_hexdigest(form)
+    return (
+        form if len(form) <= _LONGEST_FORM else xxhash.xxh3_64_hexdigest(form.encode())
+    )
 
 
 def _form_of(value: object) -> str:
