@@ -60,7 +60,8 @@ class ShardUse:
 class DownloadAhead:
     """Downloads shards in the order in which they are read, within a bound in bytes.
 
-    What was downloaded stays on local disk until the last batch that reads it is given.
+    What was downloaded stays on local disk until the last batch that reads it is given,
+    or until who reads a batch now finds no room: nothing is downloaded ahead then.
     Until ``start`` nothing is downloaded, but other processes see what will be: workers
     that are forked in between wait for it from their first batch on.
 
@@ -165,6 +166,10 @@ class DownloadAhead:
         """Wait until a shard is within the bound; False when the epoch has ended."""
         sizes = self._rows.shard_bytes
         while True:
+            if self._is_room_wanted():
+                if not self._wait_for_batch():
+                    return False
+                continue
             with self._changed:
                 held_shards = list(self._shards_held)
             held_bytes = sum(int(sizes[shard]) for shard in held_shards)
@@ -180,16 +185,30 @@ class DownloadAhead:
             if self._was_read_meanwhile(use):
                 self._mirror.withdraw(use.shard)
                 return True
-            try:
-                self._mirror.use(use.shard)
-            except NoRoomError:
-                # Who waits for it can make room, by letting go of what it has mapped.
-                self._mirror.withdraw(use.shard)
-                if not self._wait_for_batch():
-                    return False
-            else:
-                self._mirror.withdraw(use.shard)
+            has_come = not self._is_room_wanted() and self._use_if_room(use.shard)
+            # Who needs it meanwhile can make room, by letting go of what it has mapped.
+            self._mirror.withdraw(use.shard)
+            if has_come:
                 return True
+            if not self._wait_for_batch():
+                return False
+
+    def _use_if_room(self, shard: int) -> bool:
+        """Have a shard on local disk; False when there is no room for it."""
+        try:
+            self._mirror.use(shard)
+        except NoRoomError:
+            return False
+        return True
+
+    def _is_room_wanted(self) -> bool:
+        """Tell whether a reader waits for room.
+
+        Then no shard is taken: what these threads let go of, they would take again for
+        the next shards before the reader looks, who reads nothing meanwhile.
+        """
+        with self._changed:
+            return self._mirror.is_room_wanted()
 
     def _was_read_meanwhile(self, use: ShardUse) -> bool:
         """Drop a shard whose last batch was given while this thread came to its turn.
@@ -214,7 +233,7 @@ class DownloadAhead:
                 # Closing the mirror lets go of all.  One by one it takes longer, and a
                 # program that ends meanwhile may close the lease under this thread.
                 return False
-            is_room_wanted = bool(self._shards_held) and self._mirror.is_room_wanted()
+            is_room_wanted = self._mirror.is_room_wanted()
             # What is being read is kept by its reader; what is not here yet, by nobody.
             unneeded_shards = [
                 use.shard

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from loaderkit.cache.layout import Array, ShardFile
     from loaderkit.cache.manifest import Manifest
     from loaderkit.cache.mirror import Mirror
+    from loaderkit.cache.mirrored_shards import BatchReading
 
 Checksums = Literal["once", "always", "never"]
 """When a shard is hashed, and the hash compared with the manifest.
@@ -133,21 +134,25 @@ class Shards:
         """Register a reader, which is told when a shard is closed."""
         self._readers.add(reader)
 
-    def prepare(self, shards: Sequence[int]) -> None:
+    def prepare(self, shards: Sequence[int]) -> BatchReading | None:
         """Download shards that are not here yet, and check those that are open.
-
-        They stay mapped until this thread prepares for another batch.
 
         Args:
             shards: Numbers of the shards that a batch is read from, each once.
+
+        Returns:
+            They stay mapped for as long as it is held, and this thread prepares no
+            other batch; None where all shards stay.
 
         Raises:
             DamagedCacheError: One was cut short, or its bytes were changed.
             CacheError: One cannot be downloaded from its object store.
         """
+        reading = None
         if self._mirrored is not None:
-            self._mirrored.prepare(shards, self._close_shard)
+            reading = self._mirrored.prepare(shards, self._close_shard)
         self.check_unchanged(shards)
+        return reading
 
     def let_go(self) -> None:
         """Unmap shards of an object store, if local disk space for them is limited.

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from loaderkit.array_types import Ints
     from loaderkit.cache.manifest import Manifest
+    from loaderkit.cache.mirrored_shards import BatchReading
 
 _UNLIMITED = 1 << 62
 """More bytes than any cache has."""
@@ -206,16 +207,16 @@ class Store:
             DamagedCacheError: A shard was changed since it was mapped.
         """
         if self._has_one_shard:
-            self._shards.prepare([0])
+            reading = self._shards.prepare([0])
             shards = np.zeros(len(samples), np.int64)
-            return SampleSelection(self, samples, shards, [0])
+            return SampleSelection(self, samples, shards, [0], reading)
 
         shards = self.first_samples.searchsorted(samples, side="right")
         shards -= 1
         unique_shards = sorted(set(shards.tolist()))  # 4 us less than np.unique
-        self._shards.prepare(unique_shards)
+        reading = self._shards.prepare(unique_shards)
         in_shards = samples - self.first_samples.take(shards)
-        return SampleSelection(self, in_shards, shards, unique_shards)
+        return SampleSelection(self, in_shards, shards, unique_shards, reading)
 
 
 class PartSelection(NamedTuple):
@@ -259,13 +260,20 @@ class SampleSelection:
         samples: Numbers of the samples, each counted in its shard ``[B]``.
         shards: Number of each sample's shard ``[B]``.
         unique_shards: The numbers in ``shards``, each once, in order.
+        reading: What keeps these shards mapped.
     """
 
     def __init__(
-        self, store: Store, samples: Ints, shards: Ints, unique_shards: list[int]
+        self,
+        store: Store,
+        samples: Ints,
+        shards: Ints,
+        unique_shards: list[int],
+        reading: BatchReading | None = None,
     ) -> None:
         self.store, self.samples, self.shards = store, samples, shards
         self.unique_shards = unique_shards
+        self._reading = reading
         # Columns that share offsets (fields of one graph, say) share their row ranges,
         # and columns whose shards form the same parts share the grouping: each is
         # looked up once for a batch.

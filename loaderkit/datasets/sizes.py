@@ -260,17 +260,25 @@ def sample_sizes(opened: OpenedCache, rows: Ints) -> SampleSizes:
         Tokens and bytes of each.
     """
     nbytes = np.zeros(len(rows), np.int64)
-    variants = opened.variants(rows)
-    for number in occurring(variants):
-        positions = np.flatnonzero(variants == number)
-        gather = BatchGather(opened.store, rows[positions])
-        nbytes[positions] = stored_bytes(gather, opened.structure.variants[number])
+    for positions in opened.store.positions_at_once(rows):
+        nbytes[positions] = _sample_bytes_at_once(opened, rows[positions])
     chosen = _token_lengths(opened)
     tokens = np.max([*chosen.values()], axis=0) if chosen else None
     # One sample without any such field, and no limit of tokens could hold for all.
     if tokens is None or (tokens == _ABSENT).any():
         return SampleSizes(None, nbytes)
     return SampleSizes(tokens[rows], nbytes)
+
+
+def _sample_bytes_at_once(opened: OpenedCache, rows: Ints) -> Ints:
+    """Measure samples whose shards can all be on local disk at once."""
+    nbytes = np.zeros(len(rows), np.int64)
+    variants = opened.variants(rows)
+    for number in occurring(variants):
+        positions = np.flatnonzero(variants == number)
+        gather = BatchGather(opened.store, rows[positions])
+        nbytes[positions] = stored_bytes(gather, opened.structure.variants[number])
+    return nbytes
 
 
 _ABSENT = -1
@@ -374,15 +382,17 @@ def _lengths_by_path(opened: OpenedCache) -> dict[str, Ints]:
     float32 in others.  They share its path.
     """
     count = len(opened.store)
-    variants = opened.variants(np.arange(count))
+    all_rows = np.arange(count)
     lengths: dict[str, Ints] = {}
-    for number in occurring(variants):
-        of_variant = np.flatnonzero(variants == number)
-        gather = BatchGather(opened.store, of_variant)
-        variant = opened.structure.variants[number]
-        for path, variant_lengths in _lengths_of_fields(gather, variant):
-            field = lengths.setdefault(path, np.full(count, _ABSENT, np.int64))
-            field[of_variant] = variant_lengths
+    for rows in opened.store.positions_at_once(all_rows):
+        variants = opened.variants(rows)
+        for number in occurring(variants):
+            of_variant = rows[variants == number]
+            gather = BatchGather(opened.store, of_variant)
+            variant = opened.structure.variants[number]
+            for path, variant_lengths in _lengths_of_fields(gather, variant):
+                field = lengths.setdefault(path, np.full(count, _ABSENT, np.int64))
+                field[of_variant] = variant_lengths
     return lengths
 
 

@@ -27,7 +27,7 @@ from loaderkit.loader.collating import (
 )
 from loaderkit.loader.decisions import batches_per_s
 from loaderkit.loader.description import admit_dataset, describe_dataset, sizes_of
-from loaderkit.loader.downloads import plan_downloads
+from loaderkit.loader.downloads import Readers, plan_downloads
 from loaderkit.loader.limits import limit_check_of
 from loaderkit.loader.loader_setup import LoaderSetup, ShownBatching
 from loaderkit.loader.options import LoaderOptions, check_variables
@@ -209,7 +209,7 @@ def _make_plan(
     count = batching.count()
     plan = decide(facts, options, batching=batching.in_words, batches=count, seed=seed)
     reading = _forecast_reading(description, batching, plan, facts)
-    downloads = _plan_downloads(description, batching)
+    downloads = _plan_downloads(description, batching, plan)
     more_warnings = []
     if downloads is not None and downloads.warning:
         more_warnings.append(downloads.warning)
@@ -281,15 +281,14 @@ def _forecast_reading(
 
 
 def _plan_downloads(
-    description: DatasetDescription, batching: Batching
+    description: DatasetDescription, batching: Batching, plan: LoaderPlan
 ) -> DownloadPlan | None:
     """Count what epochs download; None where the samples are on local disk."""
     stored, batches = description.stored_rows, batching.batches
     if stored is None or not isinstance(batches, EpochBatches):
         return None
-    rule = batches.rule
-    is_local = rule.shuffle in {False, "block"} and rule.bucket_by is None
-    return plan_downloads(stored, batches.current(), is_local=is_local)
+    readers = Readers(plan.num_workers.value, plan.prefetch_factor.value or 1)
+    return plan_downloads(stored, batches.current(), batches.rule, readers)
 
 
 def _choose_page_locked(

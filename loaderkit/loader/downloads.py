@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaderkit.cache.download_ahead import ShardUse
-from loaderkit.loader.samplers import MIXED_SHARDS
+from loaderkit.cache.mirrored_shards import KEPT_BATCHES, KEPT_SHARDS
+from loaderkit.loader.samplers import (
+    MIXED_SHARDS,
+    can_be_cut_anywhere,
+    most_rows_of_a_batch,
+)
 from loaderkit.units import format_bytes
 
 if TYPE_CHECKING:
     from loaderkit.array_types import Ints
     from loaderkit.cache.download_ahead import StoredRows
-    from loaderkit.loader.samplers import Epoch
+    from loaderkit.loader.samplers import BatchRule, Epoch
 
 _MOST_SIMULATED = 10_000
 """So many batches of an epoch are played through to count what is downloaded twice;
@@ -79,13 +84,38 @@ class DownloadPlan:
         )
 
 
-def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> DownloadPlan:
+@dataclass(frozen=True)
+class Readers:
+    """Who reads the batches of an epoch."""
+
+    workers: int
+    """Number of workers; 0 where the training process reads."""
+    prefetch_factor: int = 1
+    """Batches that each worker is asked for ahead."""
+
+    @property
+    def kept_batches(self) -> int:
+        """Neighbouring batches of an epoch whose shards all workers hold together.
+
+        A worker that waits to be asked for the next batch holds what its last batches
+        read.  It may be as far ahead of the slowest as the batches that it is asked for
+        at once; with the training process alone, nobody waits for another.
+        """
+        if not self.workers:
+            return 1
+        return self.workers * (self.prefetch_factor + KEPT_BATCHES - 1)
+
+
+def plan_downloads(
+    rows: StoredRows, epoch: Epoch, rule: BatchRule, readers: Readers
+) -> DownloadPlan:
     """Count what epochs download.
 
     Args:
         rows: Where the samples are.
         epoch: The first one.
-        is_local: Its order reads shard after shard.
+        rule: How samples become batches, in every epoch.
+        readers: Who reads them.
 
     Returns:
         The counts.
@@ -96,7 +126,7 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
     most = rows.remote.mirror_bytes
     missing = read[rows.is_missing[read]]
     first_epoch_bytes = int(rows.shard_bytes[missing].sum())
-    later_epoch_bytes = 0
+    later_epoch_bytes = needed_bytes = 0
     is_capped = most is not None and most < read_bytes
     if is_capped and most is not None:
         # Both are counted from an empty mirror: what it holds now is soon dropped.
@@ -104,8 +134,11 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
             shards, epoch.bounds, rows.shard_bytes, most
         )
         first_epoch_bytes = later_epoch_bytes
+        most_shards = _most_shards_at_once(rows.shard_of_row, rule, readers)
+        largest = np.sort(rows.shard_bytes[np.unique(rows.shard_of_row)])[-most_shards:]
+        needed_bytes = int(largest.sum())
     ahead_bytes = 0
-    if is_local or not is_capped:
+    if reads_shard_after_shard(rule) or not is_capped:
         # No more can be ahead than an epoch reads at all.
         ahead_bytes = min(rows.remote.ahead_bytes, read_bytes)
     return DownloadPlan(
@@ -115,36 +148,49 @@ def plan_downloads(rows: StoredRows, epoch: Epoch, *, is_local: bool) -> Downloa
         later_epoch_bytes=later_epoch_bytes,
         most_bytes=most,
         mirror=str(rows.remote.mirror_folder),
-        needed_bytes=_needed_bytes(
-            rows.shard_bytes[read], 0 if is_local else _most_rows_of_a_batch(epoch)
-        )
-        if is_capped
-        else 0,
+        needed_bytes=needed_bytes,
         ahead_bytes=ahead_bytes,
     )
 
 
-def _needed_bytes(sizes: Ints, scattered_rows: int) -> int:
-    """Count what readers map at once, and one shard that is downloaded beside.
+def reads_shard_after_shard(rule: BatchRule) -> bool:
+    """Tell whether neighbouring batches read the same few shards."""
+    if rule.shuffle not in {False, "block"}:
+        return False
+    return can_be_cut_anywhere(rule)
 
-    They are at the end of one mix of shards and at the beginning of the next.  A batch
-    of rows from anywhere may read a shard for each of them, whichever epoch it is in.
 
-    Args:
-        sizes: Bytes of each shard that an epoch reads.
-        scattered_rows: Rows of the largest batch where they come from anywhere; 0 where
-            they are read shard after shard.
+def _most_shards_at_once(shard_of_row: Ints, rule: BatchRule, readers: Readers) -> int:
+    """Count the shards that readers map at once, in whichever epoch.
 
-    >>> _needed_bytes(np.full(100, 10), 0), _needed_bytes(np.full(100, 10), 32)
-    (90, 320)
+    In order they are at the end of one mix of shards and at the beginning of the next,
+    with whole mixes between if shards are small; and one shard is downloaded beside.
+    Rows from anywhere may each be in another shard.
+
+    >>> from loaderkit.loader.samplers import BatchRule
+    >>> shard_of_row = np.repeat(np.arange(100), 50)
+    >>> block = BatchRule(samples=5_000, batch_size=32, shuffle="block")
+    >>> anywhere = BatchRule(samples=5_000, batch_size=32, shuffle=True)
+    >>> _most_shards_at_once(shard_of_row, block, Readers(workers=0))
+    9
+    >>> _most_shards_at_once(shard_of_row, block, Readers(workers=2, prefetch_factor=2))
+    13
+    >>> _most_shards_at_once(shard_of_row, anywhere, Readers(workers=2))
+    64
     """
-    most_shards = max(2 * MIXED_SHARDS + 1, scattered_rows)
-    largest = np.sort(sizes)[-most_shards:]
-    return int(largest.sum())
-
-
-def _most_rows_of_a_batch(epoch: Epoch) -> int:
-    return int(np.diff(epoch.bounds).max(initial=0))
+    least = 2 * MIXED_SHARDS + 1
+    batch_rows = most_rows_of_a_batch(rule)
+    if not reads_shard_after_shard(rule):
+        return max(least, max(readers.workers, 1) * max(batch_rows, KEPT_SHARDS))
+    # Ranks take turns, so that neighbouring rows of one are further apart.
+    window_rows = batch_rows * readers.kept_batches * rule.ranks
+    mixed = MIXED_SHARDS if rule.shuffle else 1
+    rows_of_shards = np.bincount(shard_of_row)
+    fewest = np.cumsum(np.sort(rows_of_shards[rows_of_shards > 0]))
+    rows_of_mixes = fewest[mixed - 1 :: mixed]
+    # A row at least is in the mix before them, and one in the mix behind.
+    mixes_between = int(rows_of_mixes.searchsorted(window_rows - 2, side="right"))
+    return max(least, mixed * (mixes_between + 2) + 1)
 
 
 def shard_uses(shard_of_row: Ints, epoch: Epoch, start: int = 0) -> list[ShardUse]:

@@ -233,6 +233,22 @@ def _are_batches_made_first(rule: BatchRule, alone: Sized) -> bool:
     return rule.bucket_by is not None or rule.shuffle == "batches" or len(alone) > 0
 
 
+def most_rows_of_a_batch(rule: BatchRule) -> int:
+    """Return how many samples a batch can have at most, in whichever epoch.
+
+    >>> sizes = {"nodes": np.array([9, 2, 3, 4])}
+    >>> rule = BatchRule(samples=4, limits={"nodes": 10}, sizes=sizes)
+    >>> most_rows_of_a_batch(rule)
+    3
+    """
+    most = rule.samples if rule.batch_size is None else rule.batch_size
+    for name, limit in rule.limits.items():
+        # As many as there can be: the smallest ones.
+        totals = np.cumsum(np.sort(rule.sizes[name]))
+        most = min(most, int(totals.searchsorted(limit, side="right")))
+    return max(1, min(most, rule.samples))
+
+
 def bucket_of(sizes: Ints, buckets: int) -> Ints:
     """Sort samples by size into buckets of equally many.
 
