@@ -112,6 +112,16 @@ class LeakReport(HasPage):
         return tuple(sorted(tolerated, key=_by_size))
 
     @property
+    def may_be_tolerated(self) -> tuple[CounterTrend, ...]:
+        """The counters of bytes that seem to grow, by less than the tolerance."""
+        seeming = [
+            counter
+            for counter in self.counters
+            if counter.trend.may_be_tolerated and counter.unit == "bytes"
+        ]
+        return tuple(sorted(seeming, key=_by_size))
+
+    @property
     def bytes_per_epoch(self) -> int:
         """How fast the fastest counter of bytes grows; 0 when none does."""
         rates = [
@@ -233,6 +243,13 @@ class LeakReport(HasPage):
                 f"steady within the tolerance: {rate} more each {self.period}, "
                 f"{fastest.words}; a smaller tolerance= would call it a leak"
             )
+        if self.may_be_tolerated:
+            fastest = self.may_be_tolerated[0]
+            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
+            return (
+                f"steady within the tolerance: perhaps {rate} more each {self.period}, "
+                f"{fastest.words}; a longer run would tell"
+            )
         noun = noun_of(self.period)
         return f"steady: nothing grows from {noun} to {noun}"
 
@@ -297,6 +314,7 @@ class LeakReport(HasPage):
             counter for counter in self.counters if counter.trend.verdict == NEEDS_MORE
         ]
         rows += self.tolerated
+        rows += self.may_be_tolerated
         rows += [
             counter
             for counter in self.counters

@@ -116,11 +116,18 @@ class Trend(HasCard):
         """Whether it grows beyond doubt, by less than anybody minds."""
         return self.why == _TOLERATED
 
+    @property
+    def may_be_tolerated(self) -> bool:
+        """Whether it seems to grow, by less than anybody minds, and is not sure yet."""
+        return self.why.startswith(_MAY_BE_TOLERATED)
+
     def __str__(self) -> str:
         return f"{self.verdict}: {self.why}"
 
 
 _TOLERATED = "it grows too little to mind: less than the tolerance"
+_MAY_BE_TOLERATED = "it seems to grow by less than the tolerance"
+_NOT_CLEAR_OF_NOISE = "it does not grow clear of its noise"
 
 
 @dataclass(frozen=True)
@@ -227,7 +234,7 @@ def _choose_verdict(
     from_steps = significance_of_steps(growths, floor)
     from_line = significance_of_line(line, clean_times, floor, noise_floor)
     if min(from_line.chance, from_steps.chance) > _CHANCE_OF_HINT:
-        return _Decision(STEADY, "it does not grow clear of its noise")
+        return _Decision(STEADY, _NOT_CLEAR_OF_NOISE)
 
     emptied_for = _epochs_until_a_tooth_would_be_over(line, clean_times)
     line_criterion = criterion_of(line, noise_floor)
@@ -357,7 +364,21 @@ def _below_tolerance(
 
     Our own readings take some 100 bytes an epoch.
     """
+    if slope <= 0:
+        return _Decision(STEADY, "it does not grow")
+    count = len(values)
     error = slope_error(times, values, slope)
-    if slope > max(floor / 16, quantile(len(values) - 2, ALPHA) * error):
+    least_sure = quantile(count - 2, ALPHA) * error
+    if slope <= floor / 16:
+        if slope > least_sure:
+            return _Decision(STEADY, "it grows by less than a 16th of the tolerance")
+        return _Decision(STEADY, _NOT_CLEAR_OF_NOISE)
+    if slope > least_sure:
         return _Decision(STEADY, _TOLERATED)
-    return _Decision(STEADY, "it does not grow")
+    if slope <= quantile(count - 2, _CHANCE_BELOW_LOW) * error:
+        return _Decision(STEADY, _NOT_CLEAR_OF_NOISE)
+    # The error of a slope falls with the length to the power of 1.5.
+    epochs = times[-1] - times[0]
+    needed = epochs * (least_sure / slope) ** (2 / 3)
+    more = count_of(max(2, math.ceil(needed - epochs)), "more epochs")
+    return _Decision(STEADY, f"{_MAY_BE_TOLERATED}: about {more} would tell")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import tokenize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,13 +147,26 @@ def _inside_first(
     return []
 
 
+def _source_of(file: str) -> str:
+    """Read a file of Python; also a cell of a notebook, which linecache knows.
+
+    What is on the disk is read from there: linecache keeps all lines that it was asked
+    for, which would be a growth of the run in which the next search looks for one.
+    """
+    try:
+        with tokenize.open(file) as opened:
+            return opened.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return "".join(linecache.getlines(file))
+
+
 # Holders of one report lie in a few files, which are then parsed once.
 @functools.lru_cache(maxsize=8)
 def _mutation_lines(file: str) -> _MutationLines:
     """Map names to the lines that grow them, and to those that set them."""
     mutations = _MutationLines({}, {}, [], {}, {}, {})
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = ast.parse(_source_of(file))
     except (SyntaxError, ValueError):
         return mutations
     for node in ast.walk(tree):

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 
 import loaderkit
 from loaderkit import LeakDetector, assert_no_leak
-from loaderkit.errors import LeakError, NotJudgedWarning, OptionError
+from loaderkit.errors import LeakError, LeakWarning, NotJudgedWarning, OptionError
 from loaderkit.leaks.detector import JUDGED_AFTER
 from loaderkit.memory import process
 from loaderkit.memory.probes import present_devices, present_kinds
@@ -480,3 +481,19 @@ def test_a_program_that_has_just_been_started_is_given_time(monkeypatch):
     assert report.verdict == "needs more epochs"
     assert "it is still starting up" in str(report)
     assert "private memory of worker" in report.headline
+
+
+@pytest.mark.slow
+def test_a_search_for_holders_leaves_no_lines_behind():
+    retained = []
+    linecache.clearcache()
+
+    with pytest.warns(LeakWarning):  # it shows the line of the run
+        LeakDetector("cpu", on_leak="warn").run(
+            lambda: retained.append(bytearray(300_000)), epochs=12
+        )
+
+    assert set(linecache.cache) <= {__file__}
+    # The twin: what was asked of linecache stays there.
+    linecache.getlines(pytest.__file__)
+    assert pytest.__file__ in linecache.cache

@@ -284,3 +284,21 @@ def test_the_tail_of_students_distribution():
     assert quantile(4, 1e-5) == pytest.approx(23.33, rel=1e-3)
     assert quantile(30, 0.01) == pytest.approx(2.457, rel=1e-3)
     assert statistics.NormalDist().inv_cdf(1 - 1e-5) < quantile(200, 1e-5) < 4.5
+
+
+def test_growth_that_may_be_below_the_tolerance_is_no_growth_of_nothing():
+    draw = random.Random(6)
+    drawn = [BASE + 4096 * call + 3000 * draw.gauss(0, 1) for call in range(8)]
+    trends = judge_counters({"malloc": (range(8), drawn)})
+    verdict, more = overall(trends)
+
+    report = LeakReport(verdict, 8, 1.0, "cpu", trends, more_epochs=more, period="call")
+
+    assert report.may_be_tolerated
+    assert report.headline.startswith("steady within the tolerance: perhaps ")
+    assert "more epochs would tell" in str(report)
+    # The twin: the same noise, and nothing that grows.
+    flat = [value - 4096 * call for call, value in enumerate(drawn)]
+    trends = judge_counters({"malloc": (range(8), flat)})
+    report = LeakReport(STEADY, 8, 1.0, "cpu", trends, period="call")
+    assert report.headline == "steady: nothing grows from call to call"

@@ -1,6 +1,7 @@
 """Laws of verdicts on series made by chance; tests/soak has the long version."""
 
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -285,3 +286,52 @@ def test_noise_hardly_ever_looks_like_growth_that_has_just_begun():
 
     # Measured: 1 of 1,000.
     assert sum("it has grown for" in trend.why for trend in trends) <= 2
+
+
+SLOW_RATES = [0.1 * KIB, 0.5 * KIB, 1.5 * KIB, 3.25 * KIB, 8 * KIB, 14 * KIB]
+"""Growth an epoch; the tolerance is 16 KiB."""
+
+
+@pytest.mark.parametrize("noise", [0.0, 2 * KIB, 8 * KIB])
+@pytest.mark.parametrize("rate", SLOW_RATES)
+@pytest.mark.parametrize("epochs", [7, 8, 12, 30])
+def test_what_is_told_to_grow_is_never_told_not_to(epochs, rate, noise):
+    for seed in range(10):
+        draw = random.Random(seed)
+        values = [BASE + rate * n + noise * draw.gauss(0, 1) for n in range(epochs)]
+
+        trend = fit_trend(values, floor=FLOOR)
+
+        shown = trend.per_epoch
+        if shown > 0:
+            assert trend.why != "it does not grow"
+        if not noise:  # beyond doubt
+            assert "noise" not in trend.why
+            assert trend.tolerated == (rate > FLOOR / 16)
+        if trend.may_be_tolerated:
+            assert FLOOR / 16 < shown <= FLOOR
+
+
+def test_growth_below_the_tolerance_is_sure_after_the_epochs_that_are_told():
+    told = sure = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        drawn = [BASE + 4 * KIB * n + 4 * KIB * draw.gauss(0, 1) for n in range(60)]
+        trend = fit_trend(drawn[:8], floor=FLOOR)
+        if trend.may_be_tolerated:
+            told += 1
+            [more] = re.findall(r"about (\d+) more", trend.why)
+            sure += fit_trend(drawn[: 8 + 2 * int(more)], floor=FLOOR).tolerated
+    assert told >= 50
+    # Noise draws its growth anew: twice as many epochs as are told, and most are sure.
+    assert sure >= 0.8 * told
+
+
+def test_its_twin_that_is_noise_alone_hardly_ever_seems_to_grow():
+    draws = [random.Random(seed) for seed in range(400)]
+    runs = [[BASE + 8 * KIB * r.gauss(0, 1) for _ in range(12)] for r in draws]
+
+    trends = [fit_trend(values, floor=FLOOR) for values in runs]
+
+    assert sum(trend.may_be_tolerated for trend in trends) <= 8
+    assert not any(trend.tolerated for trend in trends)
