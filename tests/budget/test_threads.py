@@ -164,6 +164,11 @@ ALLOCATIONS = (
     "cudaMallocAsync failed ({})",
     "Error allocating 512 MB on device 0: {}",
     "could not allocate 2 GiB of device memory - {}",
+    "cudaHostAlloc failed: {}",
+    "hipHostMalloc failed ({})",
+    "unable to allocate page-locked memory: {}",
+    "failed to allocate 512 MiB on host: {}",
+    "failed to pin memory: {}",
 )
 NO_LACK = (
     "no CUDA-capable device is detected",

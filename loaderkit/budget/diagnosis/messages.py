@@ -28,6 +28,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     HOST_PLACE,
     backend_named,
     compile_words,
+    is_about_something_else,
     speaks_of_the_host,
 )
 from loaderkit.budget.diagnosis.log_text import clean_log
@@ -176,6 +177,10 @@ _REASON = 200
 _OTHER_REASON = re.compile(
     r"permission denied|no such file|not permitted|read-only file", re.IGNORECASE
 )
+_REASON_BEHIND = re.compile(
+    r"\w*(?: [\w-]{1,20}){0,3}? ?(?:[:(,]|-|\u2013) ?(?P<reason>[^\n;]{1,100})"
+)
+"""What a program says right behind what it could not do."""
 
 
 def read_message(text: str) -> Message:
@@ -240,7 +245,7 @@ def _first_pattern_match(
                 continue
             if _is_only_spoken_of(wording, phrases, match):
                 continue
-            if not _lacks_permission(wording, text, match):
+            if not _has_other_reason(wording, text, match):
                 return wording, match
     return None, None
 
@@ -342,10 +347,16 @@ def _is_of_a_device(wording: MessagePattern, text: str, match: re.Match[str]) ->
     )
 
 
-def _lacks_permission(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
-    """Whether shared memory was refused for another reason than its size."""
-    around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
-    return wording.kind == "shm" and _OTHER_REASON.search(around) is not None
+def _has_other_reason(wording: MessagePattern, text: str, match: re.Match[str]) -> bool:
+    """Whether the text says for which other reason memory could not be had."""
+    if wording.kind == "shm":
+        around = text[max(0, match.start() - _REASON) : match.end() + _REASON]
+        return _OTHER_REASON.search(around) is not None
+    if wording.kind != "pinned":
+        return False
+    behind = _REASON_BEHIND.match(text, match.end())
+    # As it would stand behind any other allocation that failed.
+    return behind is not None and is_about_something_else(f"failed: {behind['reason']}")
 
 
 def _confirms_pattern(
