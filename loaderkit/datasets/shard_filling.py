@@ -10,7 +10,9 @@ from loaderkit.cache.columns import ShardBuffer
 from loaderkit.datasets.block_readers import content_digest
 from loaderkit.datasets.kinds import Kind
 from loaderkit.datasets.list_forms import form_of_bytes
-from loaderkit.datasets.structure import VARIANT_COLUMN, Structure
+from loaderkit.datasets.structure import VARIANT_COLUMN, Leaf, Structure, is_graph
+from loaderkit.errors import DatasetError
+from loaderkit.value_words import with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,8 +44,12 @@ class ShardFiller:
         """Add samples behind those that are there.
 
         Raises:
-            DatasetError: There are too many ways in which samples are built.
+            DatasetError: There are too many ways in which samples are built, or some
+                are graphs and others are not.
         """
+        first = [*self.structure.variants, *span.trees][0]
+        for tree, key in zip(span.trees, span.first_keys, strict=True):
+            check_kind(first, tree, f"Sample {key!r}")
         numbers = learn_trees(self.structure, span.trees, span.first_keys)
         number_of_tree = np.array(numbers, "<i8")
         trees = np.frombuffer(span.tree_of_sample, "<i8")
@@ -111,6 +117,38 @@ class ShardFiller:
         return writer.write(number, self._buffer, state=learned, evidence=evidence)
 
 
+def check_kind(first: Node, tree: Node, subject: str) -> None:
+    """Refuse a graph among samples that are none, and the other way round.
+
+    A cache that holds a graph is one of graphs, whose batches and sizes are of nodes
+    and edges.  One sample that has none would stop whoever asks for the sizes, and the
+    batch that it is in, perhaps hours into an epoch.
+
+    Args:
+        first: How the first sample is built.
+        tree: How some others are built.
+        subject: What to call one of these in the message.
+
+    Raises:
+        DatasetError: It is of another kind than the first sample.
+    """
+    if is_graph(tree) == is_graph(first):
+        return
+    kinds = [
+        node.column.kind if isinstance(node, Leaf) else node.kind
+        for node in (tree, first)
+    ]
+    this, other = (with_small_article(str(kind)) for kind in kinds)
+    message = f"{subject} is {this}, and the first sample is {other}."
+    why = (
+        "a cache holds graphs alone or none, since batches and sizes of graphs are of "
+    )
+    why += "nodes and edges"
+    fix = "leave out what is of another kind (a file that lies there by mistake?), or "
+    fix += "pack such samples into a cache of their own"
+    raise DatasetError(message, why=why, fix=fix)
+
+
 def learn_trees(
     structure: Structure, trees: Sequence[Node], first_keys: Iterable[str]
 ) -> list[int]:
@@ -170,7 +208,8 @@ def take_over_shards(
         The shards that have other numbers, or names.
 
     Raises:
-        DatasetError: There are too many variants.
+        DatasetError: There are too many variants, or some samples are graphs and others
+            are not.
     """
     misnumbered = []
     known: Mapping[str, Any] = {}
@@ -178,7 +217,11 @@ def take_over_shards(
         # Most shards know what the one before knew.
         if learned == known:
             continue
-        if take_over(structure, Structure.from_json(learned), f"of shard {number}"):
+        part = Structure.from_json(learned)
+        first = [*structure.variants, *part.variants][0]
+        for variant in part.variants:
+            check_kind(first, variant, f"A sample of shard {number}")
+        if take_over(structure, part, f"of shard {number}"):
             known = learned
         else:
             misnumbered.append(number)
