@@ -1255,6 +1255,22 @@ DOOR: Mapping[str, Hint] = {
         Hint("loaderkit.build_loader(dataset, batch_size=32)"),
     ),
     **_hints(
+        "NeighborLoader NeighborSampler LinkNeighborLoader HGTLoader",
+        Hint(
+            "loaderkit.build_loader(graphs) of many graphs; of one, "
+            "torch_geometric.loader.NeighborLoader(graph, ...)",
+            "it samples from one graph",
+        ),
+    ),
+    **_hints(
+        "ClusterLoader GraphSAINTSampler ShaDowKHopSampler RandomNodeLoader",
+        Hint(
+            "loaderkit.build_loader(graphs) of many graphs; of one, "
+            "torch_geometric.loader.ClusterLoader(...)",
+            "it samples from one graph",
+        ),
+    ),
+    **_hints(
         "Dataset InMemoryDataset OnDiskDataset MapDataset",
         Hint("loaderkit.SafeDataset, or SafeGraphDataset for graphs"),
     ),

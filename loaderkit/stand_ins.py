@@ -6,6 +6,7 @@ Both rooms say it: ``datasets`` where a sample is packed, ``loader`` where it is
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,3 +107,48 @@ def _stand_in_for_array(value: NDArray[Any] | np.generic) -> str:
     if value.dtype.names:
         return "{name: x[name] for name in x.dtype.names}"
     return ""
+
+
+def array_in_place_of(array: Any) -> str:
+    """Write code of a tensor or array that stands where a sample has no value.
+
+    Args:
+        array: One that other samples have there.
+
+    >>> array_in_place_of(np.ones((2, 3), np.float32))
+    "np.full((2, 3), np.nan, 'float32')"
+    >>> array_in_place_of(np.ones(2, np.int64))
+    "np.zeros((2,), 'int64')"
+    """
+    shape = tuple(array.shape)
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind in "fc":
+            return f"np.full({shape}, np.nan, {array.dtype.name!r})"
+        return f"np.zeros({shape}, {array.dtype.name!r})"
+    if array.dtype.is_floating_point or array.dtype.is_complex:
+        return f"torch.full({shape}, torch.nan, dtype={array.dtype})"
+    return f"torch.zeros({shape}, dtype={array.dtype})"
+
+
+def value_in_place_of_none(other: object) -> str:
+    """Say what to put where a sample has None and others have a value.
+
+    Args:
+        other: What another sample has there; None where that is not known.
+
+    >>> value_in_place_of_none(1.5), value_in_place_of_none({"a": 1})
+    ('a value such as nan', 'a dict of the same keys')
+    """
+    # Asked of the object, since importing torch here would cost whoever has none.
+    if hasattr(other, "dtype") and getattr(other, "shape", ()) != ():
+        stand_in = array_in_place_of(other)
+        return f"an array of the others' shape and dtype ({stand_in})"
+    if isinstance(other, Mapping):
+        return "a dict of the same keys"
+    if isinstance(other, list | tuple):
+        return f"a {'list' if isinstance(other, list) else 'tuple'} of as many items"
+    if isinstance(other, str | bytes):
+        return f"a text such as {type(other)()!r}"
+    if isinstance(other, bool | int):
+        return "a number such as -1"
+    return "a value such as nan"

@@ -581,9 +581,13 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "indices_cache_file_names": (_NO_FILES, "drop it"),
-    "stratify_by_column": (
-        "rows are chosen without reading labels",
-        f"train, test = {_SKLEARN}, then dataset[train], dataset[test]",
+    # Hugging Face's name, and sklearn's.
+    **dict.fromkeys(
+        ("stratify_by_column", "stratify"),
+        (
+            "rows are chosen without reading labels",
+            f"train, test = {_SKLEARN}, then dataset[train], dataset[test]",
+        ),
     ),
 }
 """Arguments of Hugging Face's methods of the same name: why not, and what to do."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import is_library_file
+from loaderkit.stand_ins import value_in_place_of_none
 from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none
 from loaderkit.value_words import kind_of
@@ -70,8 +71,9 @@ class Collating:
                 wanted = "f"
                 if none is not None and none.field:
                     wanted = f"lambda sample: sample{none.field} is not None"
+                value = value_in_place_of_none(None if none is None else none.value)
                 fix = (
-                    "put a value in its place in load() or transform, such as nan, or "
+                    f"put {value} in its place in load() or transform, or "
                     f"leave these samples out: dataset.filter({wanted})"
                 )
             elif isinstance(error, AttributeError) and error.obj is None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -36,6 +37,7 @@ from loaderkit.datasets.containers import (
 from loaderkit.datasets.gathering import BatchColumn, BatchGather
 from loaderkit.datasets.kinds import LEAF_KINDS, NEST_KINDS, Container, DictJoin
 from loaderkit.datasets.list_forms import are_kept_apart
+from loaderkit.datasets.padding import path_text
 from loaderkit.datasets.plain_columns import PlainColumn
 from loaderkit.datasets.ragged import (
     END_TO_END,
@@ -49,6 +51,7 @@ from loaderkit.datasets.structure import Leaf, Nest
 from loaderkit.errors import DatasetError
 from loaderkit.memory.shm_batch import default_collate
 from loaderkit.nests import attribute_names
+from loaderkit.stand_ins import array_in_place_of
 from loaderkit.value_words import kind_of
 
 if TYPE_CHECKING:
@@ -234,12 +237,15 @@ def collate_samples(
     def collate_field(name: Any, values: Sequence[Any]) -> Any:
         return collate_samples(values, ragged, joining_of, (*path, name))
 
+    _refuse_other_forms(samples, path)
     first = samples[0]
-    if isinstance(first, torch.Tensor | np.ndarray):
+    are_arrays = any(
+        isinstance(sample, torch.Tensor | np.ndarray) for sample in samples
+    )
+    if are_arrays and first is not None:
         return _collate_tensors(samples, ragged, joining_of(path, samples), path)
     batches: dict[Any, Any] = {}
     if isinstance(first, Mapping):
-        _refuse_what_is_no_mapping(samples, path)
         for key in first:
             batches[key] = collate_field(key, [sample[key] for sample in samples])
         return batches if type(first) is dict else refilled(first, batches)
@@ -280,25 +286,75 @@ def _collate_tensors(
     return join_ragged(tensors, ragged)
 
 
-def _refuse_what_is_no_mapping(samples: Sequence[Any], path: tuple[Any, ...]) -> None:
-    """Refuse a batch of a mapping and other things before they are asked for its keys.
+def _refuse_other_forms(samples: Sequence[Any], path: Path) -> None:
+    """Refuse what is joined in one way among what is joined in another.
 
-    A tensor answers a text as an index with words of its own, and a list with others.
+    A number among tensors, say, or a list among dicts.  torch decides by the first of
+    a batch what it does, so whether it refuses would depend on their order.
 
     Raises:
-        DatasetError: The first is a mapping, and another one is none.
+        DatasetError: There are two forms, and one of them is more than a plain value.
     """
-    first = samples[0]
-    for position, sample in enumerate(samples):
-        if sample is None:
-            continue  # told by whoever catches the error of asking it for a key
-        if type(sample) is not type(first) and not isinstance(sample, Mapping):
-            field = f"{'.'.join(map(str, path))!r} of samples" if path else "Samples"
-            message = f"{field} 0 and {position} of a batch cannot be joined: "
-            message += f"{kind_of(first)} and {kind_of(sample)}."
-            why = "a dict is joined key by key"
-            fix = "give them one form in load() or transform, or use a batch size of 1"
-            raise DatasetError(message, why=why, fix=fix)
+    if len(set(map(type, samples))) == 1:
+        return  # as nearly always
+    # Who joins them says what is done about None.
+    there = [(n, value) for n, value in enumerate(samples) if value is not None]
+    forms = {_form_of(value) for _, value in there}
+    if len(forms) < 2 or forms <= {_Form.NUMBER, _Form.OTHER}:
+        return
+    arrays = [value for _, value in there if _form_of(value) is _Form.ARRAY]
+    if forms == {_Form.ARRAY, _Form.NUMBER} and not any(array.ndim for array in arrays):
+        return  # a tensor [] is a number
+
+    (first, one), (other, another) = _two_forms(there)
+    field = f"{path_text(path)!r} of samples" if path else "Samples"
+    message = f"{field} {first} and {other} of a batch cannot be joined: "
+    message += f"{kind_of(one)} and {kind_of(another)}."
+    why = "a batch holds tensors, numbers, or containers of one kind in a field"
+    if _Form.MAPPING in forms:
+        why = "a dict is joined key by key"
+    fix = "give them one form in load() or transform, or use a batch size of 1"
+    if arrays and _Form.NUMBER in forms:
+        why = "a number has no axes, along which arrays are joined"
+        stand_in = array_in_place_of(next(array for array in arrays if array.ndim))
+        fix = "in place of the number, an array of the others' shape and dtype: "
+        fix += stand_in
+    raise DatasetError(message, why=why, fix=fix)
+
+
+class _Form(Enum):
+    """How values are joined; those of two forms are not joined with each other."""
+
+    ARRAY = auto()
+    """A tensor or an array."""
+    NUMBER = auto()
+    MAPPING = auto()
+    SEQUENCE = auto()
+    DATACLASS = auto()
+    OTHER = auto()
+    """Such as a text, which stays in a list."""
+
+
+def _form_of(value: object) -> _Form:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return _Form.ARRAY
+    if isinstance(value, int | float | np.number | np.bool_):
+        return _Form.NUMBER
+    if isinstance(value, Mapping):
+        return _Form.MAPPING
+    if isinstance(value, list | tuple):
+        return _Form.SEQUENCE
+    is_dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return _Form.DATACLASS if is_dataclass else _Form.OTHER
+
+
+def _two_forms(
+    numbered: Sequence[tuple[int, Any]],
+) -> tuple[tuple[int, Any], tuple[int, Any]]:
+    """Give the first value, and the first of another form, with their places."""
+    first = numbered[0]
+    form = _form_of(first[1])
+    return first, next(pair for pair in numbered if _form_of(pair[1]) is not form)
 
 
 def stack_equal(values: Sequence[Any], field: str, ragged: str) -> Any:

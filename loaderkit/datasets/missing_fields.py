@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaderkit.arguments import refuse_value
-from loaderkit.datasets.structure import fields_of_variant, is_graph
+from loaderkit.datasets.kinds import NEST_KINDS, Kind
+from loaderkit.datasets.list_forms import are_kept_apart
+from loaderkit.datasets.structure import Leaf, Nest, fields_of_variant, is_graph
 from loaderkit.errors import DatasetError
 from loaderkit.nearest_names import suggest_name
+from loaderkit.value_words import with_small_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaderkit.datasets.opened import OpenedCache
-    from loaderkit.datasets.structure import Leaf, Nest, StoreKey
+    from loaderkit.datasets.structure import Node, StoreKey
     from loaderkit.errors import LoaderkitError, OptionError
 
 
@@ -111,8 +114,46 @@ def _is_a_path(missing: MissingField) -> _Advice | None:
     if not dot or outer not in missing.names:
         return None
     why = f"{outer!r} is a field, and {inner!r} is probably within it"
-    steps = "".join(f"[{step!r}]" for step in inner.split("."))
+    node: Node | None = fields_of_variant(missing.variant, missing.key)[outer]
+    path: tuple[Any, ...] = (outer,)
+    steps, is_apart = "", False
+    for step in inner.split("."):
+        is_apart = is_apart or are_kept_apart([missing.opened.list_forms], path)
+        key, node = _key_within(node, step)
+        steps, path = f"{steps}[{key!r}]", (*path, key)
+    if is_apart:
+        # A column has the lists of the samples, and no items of theirs.
+        return _Advice(why, f"[sample[{outer!r}]{steps} for sample in dataset]")
     return _Advice(why, f"dataset[{outer!r}]{steps}")
+
+
+def _key_within(node: Node | None, step: str) -> tuple[Any, Node | None]:
+    """Give the key that a step of a path is in a container, and what is there.
+
+    A list has its items by number, and a dict may have numbers for keys.
+    """
+    if isinstance(node, Leaf) and node.column.kind is Kind.JSON:
+        # Lists of plain values are a leaf, with lists in them or not.
+        return (int(step) if step.isdecimal() else step), node
+    parts = dict(node.items()) if isinstance(node, Nest) else {}
+    by_text = {str(key): key for key in parts}
+    if step in by_text:
+        key = by_text[step]
+        return key, parts[key]
+    is_list = isinstance(node, Nest) and NEST_KINDS[node.kind].is_sequence
+    return (int(step) if is_list and step.isdecimal() else step), None
+
+
+def _is_the_item_of_a_tuple(missing: MissingField) -> _Advice | None:
+    variant = missing.variant
+    if not isinstance(variant, Nest) or not NEST_KINDS[variant.kind].is_sequence:
+        return None
+    first = missing.name.partition(".")[0]
+    if not first.isdecimal() or int(first) >= len(variant.children):
+        return None
+    kind = with_small_article(str(variant.kind))
+    why = f"each sample is {kind}, whose items have numbers and no names"
+    return _Advice(why, f"dataset.batch(range(len(dataset)))[{int(first)}]")
 
 
 def _is_the_number_of_a_sample(missing: MissingField) -> _Advice | None:
@@ -155,6 +196,7 @@ _QUESTIONS: tuple[Callable[[MissingField], _Advice | None], ...] = (
     *_QUESTIONS_ABOUT_TYPES,
     _others_have_it,
     _is_a_path,
+    _is_the_item_of_a_tuple,
     _is_the_number_of_a_sample,
     _has_other_fields,
     _has_types_alone,

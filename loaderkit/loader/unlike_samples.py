@@ -12,6 +12,7 @@ import torch
 
 from loaderkit.loader.refused_values import find_refused_value
 from loaderkit.loader.sample_differences import difference_of
+from loaderkit.stand_ins import value_in_place_of_none
 from loaderkit.unlike_graphs import find_unlike_field
 from loaderkit.unlike_keys import find_none, find_only_none
 from loaderkit.value_words import kind_of
@@ -132,4 +133,5 @@ def explain_none(
         fix += "torch.utils.data.Subset(dataset, rows)"
     else:
         fix = f"leave out in __iter__ what has None: if {is_there}: yield sample"
-    return Unjoined(why, f"{fix}; or put a value in its place, such as nan")
+    value = value_in_place_of_none(none.value)
+    return Unjoined(why, f"{fix}; or put {value} in its place")

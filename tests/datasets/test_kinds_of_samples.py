@@ -88,7 +88,7 @@ def _pack(how: str, samples: list[Any], path: Path) -> object:
 _HOWS = ("alone", "workers", "threads", "stream", "spans")
 
 
-@pytest.mark.many_cases(quick=6)
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("at", [0, 1, 17, _COUNT - 1])
 @pytest.mark.parametrize("odd", _OTHERS)
 @pytest.mark.parametrize("kind", ["graphs", "typed graphs", "others"])

@@ -137,6 +137,7 @@ def _stream(span: int, spans: int) -> Any:
     return iter(_ragged_last()[10 * span // spans : 10 * (span + 1) // spans])
 
 
+@pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize(
     "how", ["alone", "workers", "stream", "spans", "extend", "map"]
 )
