@@ -1,5 +1,6 @@
 """The largest batch against brute force, and chances against simulated epochs."""
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,6 +37,12 @@ def unequal(count, seed=0):
     return [graph(int(n), int(e), generator) for n, e in zip(nodes, edges, strict=True)]
 
 
+@functools.cache
+def costs_of_graphs(name):
+    """What a model costs over 200 graphs; fitted once, for tests that only ask it."""
+    return fit_cost_model(GRAPHS[name](), read_samples(unequal(200)), Step())
+
+
 def solvable():
     """One model of each form of cost: the search sees a model by its costs alone."""
     data = unequal(8)
@@ -67,9 +74,7 @@ def test_the_largest_batch_equals_brute_force(model, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GCN", "GAT", "SAGE"])
 def test_merged_batches_are_priced_within_half_a_percent(name):
-    data, model = unequal(200), GRAPHS[name]()
-    samples = read_samples(data)
-    cost_model = fit_cost_model(model, samples, Step())
+    cost_model = costs_of_graphs(name)
     rng = np.random.default_rng(0)
 
     for count in (8, 32, 64):
@@ -118,9 +123,9 @@ def test_another_device_is_fitted_anew_where_its_kernels_differ(name):
 
 @pytest.mark.slow
 def test_the_dearest_batch_is_dearer_than_random_ones():
-    data = unequal(60)
-    samples = read_samples(data)
-    cost_model = fit_cost_model(GRAPHS["GAT"](), samples, Step())
+    # Few, so that those drawn at random come near the dearest ones.
+    samples = read_samples(unequal(60))
+    cost_model = replace(costs_of_graphs("GAT"), samples=samples, tracked_peaks={})
     rng = np.random.default_rng(0)
 
     prices = samples.worst_peaks(cost_model.peak_model)
@@ -132,9 +137,8 @@ def test_the_dearest_batch_is_dearer_than_random_ones():
 
 @pytest.mark.slow
 def test_the_chance_of_running_out_is_that_of_simulated_epochs():
-    data = unequal(300)
-    samples = read_samples(data)
-    cost_model = fit_cost_model(GRAPHS["GAT"](), samples, Step())
+    samples = read_samples(unequal(300))
+    cost_model = replace(costs_of_graphs("GAT"), samples=samples, tracked_peaks={})
     epochs = _dearest_batches(cost_model, 16, 40_000)
     limit = int(np.quantile(epochs, 0.75))
 
@@ -160,7 +164,7 @@ def _dearest_batches(cost_model, size, rounds):
 
 @pytest.mark.slow
 def test_a_limit_no_batch_reaches_is_safe_and_one_below_all_is_not():
-    cost_model = fit_cost_model(GRAPHS["GCN"](), read_samples(unequal(50)), Step())
+    cost_model = costs_of_graphs("GCN")
 
     never = probability_of_running_out(cost_model, 8, 10**12, epochs=1000)
 

@@ -10,7 +10,9 @@ import shutil
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -177,17 +179,25 @@ def test_what_never_heals_is_an_error(proxy, served, packed, tmp_path, kind, aft
     proxy.break_connections(Break(kind, after))
     patience = HOPELESS if kind in {"silent", "trickle"} else REFUSED
 
-    with pytest.raises(NoAnswerError) as opening:
-        open_cold(proxy.url, tmp_path / "m", patience)
-    with pytest.raises(NoAnswerError) as reading:
-        read_shard(proxy.url, tmp_path / "m", patience, healthy_url=served.url)
-    with pytest.raises(NoAnswerError) as pulling:
-        copy_from_store(ObjectStore(proxy.url, patience=patience), tmp_path / "c")
+    # At once, since each waits for two tries of a second where nothing is said.
+    with ThreadPoolExecutor(3) as threads:
+        opening = threads.submit(open_cold, proxy.url, tmp_path / "cold", patience)
+        reading = threads.submit(
+            read_shard, proxy.url, tmp_path / "m", patience, healthy_url=served.url
+        )
+        pulling = threads.submit(
+            copy_from_store, ObjectStore(proxy.url, patience=patience), tmp_path / "c"
+        )
 
-    check_error(opening.value, proxy.url, name="manifest.json")
-    check_error(reading.value, proxy.url, name=shard)
-    check_error(pulling.value, proxy.url, name="manifest.json")
-    assert not list((tmp_path / "m").rglob("*.h5"))
+    for future, name in (
+        (opening, "manifest.json"),
+        (reading, shard),
+        (pulling, "manifest.json"),
+    ):
+        with pytest.raises(NoAnswerError) as failed:
+            future.result()
+        check_error(failed.value, proxy.url, name=name)
+    assert not list(tmp_path.rglob("*.h5"))
     # The store is asked again, and goes on where it was.
     proxy.break_connections(None)
     rows = read_shard(proxy.url, tmp_path / "m", Patience(), healthy_url=served.url)
@@ -242,14 +252,24 @@ def test_what_heals_gives_right_rows(served, tmp_path_factory, faults):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SILENT_FAULTS)
-@pytest.mark.parametrize("after", [BEFORE_HEADER, IN_HEADER, IN_BODY])
-def test_a_silence_that_ends_gives_right_rows(proxy, tmp_path, kind, after):
-    proxy.break_connections(Break(kind, after, connections=2))
+def test_a_silence_that_ends_gives_right_rows(served, tmp_path):
+    """All at once: each waits for two tries of a second."""
+    faults = list(product(SILENT_FAULTS, [BEFORE_HEADER, IN_HEADER, IN_BODY]))
 
-    store = open_cold(proxy.url, tmp_path / "m", STUBBORN)
+    def read_through_proxy(fault):
+        kind, after = fault
+        proxy = BreakingProxy(served.port)
+        proxy.break_connections(Break(kind, after, connections=2))
+        try:
+            store = open_cold(proxy.url, tmp_path / f"{kind} {after}", STUBBORN)
+            return read_labels(store, [7, 5])
+        finally:
+            proxy.stop()
 
-    assert read_labels(store, [7, 5]) == [7, 5]
+    with ThreadPoolExecutor(len(faults)) as threads:
+        rows = dict(zip(faults, threads.map(read_through_proxy, faults), strict=True))
+
+    assert rows == {fault: [7, 5] for fault in faults}
 
 
 def test_an_object_that_is_missing_is_named(packed, tmp_path):
@@ -389,8 +409,8 @@ def test_of_writing_and_pulling_what_never_heals_is_an_error(
     s3, packed, tmp_path, operation, kind
 ):
     url = f"s3://faults/{tmp_path.name}"
-    patience = Patience(request_s=2.0, waits_s=(0.01, 0.01))
-    store = ObjectStore(url, s3_options(s3.url), patience)
+    # What fails at once takes the time of a try too: botocore goes on asking.
+    store = ObjectStore(url, s3_options(s3.url), HOPELESS)
     s3.break_connections(Break(kind))
 
     with pytest.raises(NoAnswerError) as raised:

@@ -45,6 +45,14 @@ class Case:
 CASES = {}
 
 
+WITH_PYG = (
+    "graphs_cached_by_a_dataset",
+    "transform_keeps_graphs",
+    "graphs_of_any_size",
+)
+"""Cases that import PyG, which takes 2 s of CPU; run_cases.py does so once for all."""
+
+
 def leak(*names, source):
     return lambda make: _register(make, True, names, source)
 
