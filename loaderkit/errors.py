@@ -95,6 +95,18 @@ class CacheVersionError(CacheError):
     """A newer loaderkit wrote the cache."""
 
 
+class NoAnswerError(CacheError):
+    """A store failed, or was silent, as often as it was asked."""
+
+
+class NoRoomError(CacheError):
+    """The mirror has no room for a shard, and nothing in it may go."""
+
+
+class OtherWriterError(CacheError):
+    """Another process has written, or writes, a cache to the same URL."""
+
+
 class DatasetError(LoaderkitError, ValueError):
     """A sample cannot be loaded, stored or batched."""
 

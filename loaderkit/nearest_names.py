@@ -114,6 +114,8 @@ def suggest_device(device: object) -> str:
     ('cuda:1', 'cuda', 'cuda')
     >>> suggest_device("npu:0")  # the right name, where its library is not
     'cpu'
+    >>> suggest_device("tpu")
+    'cpu'
     """
     kind, colon, index = str(device).lower().partition(":")
     if kind in OF_OTHER_LIBRARIES:
@@ -123,5 +125,8 @@ def suggest_device(device: object) -> str:
     for pattern, torch_name in MODELS.items():
         if re.fullmatch(pattern, kind):
             return f"{torch_name}{colon}{index}"
-    nearest = difflib.get_close_matches(kind, sorted({*DEVICES.values()}), 1)
+    # A letter too many, too few or at the wrong place; but another letter of three is
+    # another device: TPU is no misspelt XPU.
+    names = sorted({*DEVICES.values()})
+    nearest = difflib.get_close_matches(kind, names, 1, cutoff=0.7)
     return f"{nearest[0]}{colon}{index}" if nearest else "cpu"

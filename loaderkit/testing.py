@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from loaderkit.cache.build import open_build
-from loaderkit.cache.claims import OtherWriterError
 from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.remote import RemoteCache
@@ -31,7 +30,12 @@ from loaderkit.cache.store import Store
 from loaderkit.cache.transfer import copy_from_store, copy_to_store
 from loaderkit.datasets.kinds import flatten_composite
 from loaderkit.datasets.lazy import LazySamples
-from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.errors import (
+    CacheError,
+    DamagedCacheError,
+    OtherWriterError,
+    StaleCacheError,
+)
 from loaderkit.nests import tensor_bytes
 from loaderkit.pyg import import_pyg, is_pyg_data
 

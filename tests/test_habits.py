@@ -66,7 +66,7 @@ from loaderkit.habits import (
     reader_of,
 )
 from loaderkit.loader.options import LoaderOptions
-from loaderkit.nearest_names import nearest_name
+from loaderkit.nearest_names import nearest_name, suggest_device
 
 MODEL = torch.nn.Linear(1, 1)
 SAMPLES = [torch.ones(1)] * 4
@@ -1159,3 +1159,31 @@ def test_a_callback_of_another_trainer_is_answered_with_the_right_one():
         assert all(hasattr(callback, name) for name in events[kind])
         with pytest.raises(AttributeError, match=f"integrations.{other} import"):
             getattr(callback, asked_first[kind])
+
+
+def kinds_of_torch():
+    """Ask torch which kinds of devices it has code for."""
+    with pytest.raises(RuntimeError, match="Expected one of") as raised:
+        torch.device("nonsense")
+    listed = str(raised.value).split("one of ")[1].split(" device type")[0]
+    return listed.split(", ")
+
+
+def test_another_kind_of_device_is_no_misspelt_one():
+    ours = {"cuda", "mps", "xpu"}
+    kinds = kinds_of_torch()
+    assert ours < set(kinds)
+
+    others = {*kinds, "tpu", "npu", "vpu", "dpu", "apu", "fpga"} - ours - {*DEVICES}
+    assert {kind for kind in others if suggest_device(kind) in ours} == set()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_its_twin_with_a_letter_at_the_wrong_place_is_that_device(kind):
+    doubled = {kind[: at + 1] + kind[at:] for at in range(len(kind))}
+    swapped = {
+        kind[:at] + kind[at + 1] + kind[at] + kind[at + 2 :]
+        for at in range(len(kind) - 1)
+        if len(kind) > 3  # of three letters two agree, as with another device
+    }
+    assert {suggest_device(f"{typo}:1") for typo in swapped | doubled} == {f"{kind}:1"}

@@ -22,7 +22,7 @@ import xxhash
 from loaderkit.cache.lock_files import release_lock
 from loaderkit.cache.process_identity import ProcessIdentity
 from loaderkit.cache.verified import user_cache_folder
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, OtherWriterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,10 +42,6 @@ _MAX_CLAIM_BYTES = 1 << 16
 """A claim is one line; what is longer is none of ours, and must not fill the memory."""
 _SHOWN_LETTERS = 80
 """Of what lies there and is no claim of ours, in messages; chosen: a line."""
-
-
-class OtherWriterError(CacheError):
-    """Another process has written, or writes, a cache to the same URL."""
 
 
 @dataclass(frozen=True)

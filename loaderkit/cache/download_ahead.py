@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loaderkit.cache.mirror import Mirror
-from loaderkit.cache.mirror_room import NoRoomError
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, NoRoomError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -20,7 +20,7 @@ from loaderkit.cache.files import find_manifest
 from loaderkit.cache.layout import is_cache_file_name
 from loaderkit.cache.leases import shards_in_use
 from loaderkit.cache.mirror_folder import WANTED, GenerationFolder
-from loaderkit.errors import CacheError
+from loaderkit.errors import NoRoomError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.units import count_of, format_bytes
 
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 _WANTED_S = 1.0
 """Who needs room touches the file more often than that.  Chosen."""
-
-
-class NoRoomError(CacheError):
-    """The mirror has no room for a shard, and nothing in it may go."""
 
 
 class MirrorRoom:

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from loaderkit.cache.mirror_room import NoRoomError
+from loaderkit.errors import NoRoomError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,8 +17,8 @@ from loaderkit.cache.durable import remove, write_text, writing
 from loaderkit.cache.files import digest_of_file
 from loaderkit.cache.mirror_folder import NO_SPACE, not_mirrored
 from loaderkit.cache.remote_manifest import missing_file_error
-from loaderkit.cache.storage import NoAnswerError, StreamsFiles, how_to_push
-from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.cache.storage import StreamsFiles, how_to_push
+from loaderkit.errors import CacheError, DamagedCacheError, NoAnswerError
 
 if TYPE_CHECKING:
     from pathlib import Path

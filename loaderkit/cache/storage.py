@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from loaderkit.answers import answer_wrong_names
-from loaderkit.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,10 +71,6 @@ def without_password(url: str) -> str:
 
 def _draw_jitter() -> float:
     return random.uniform(1, MOST_JITTER)
-
-
-class NoAnswerError(CacheError):
-    """A store failed, or was silent, as often as it was asked."""
 
 
 @answer_wrong_names()

@@ -16,8 +16,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from loaderkit.cache.storage import NoAnswerError
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, NoAnswerError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
 

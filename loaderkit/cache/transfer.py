@@ -23,12 +23,7 @@ import xxhash
 from loaderkit.answers import answer_wrong_names
 from loaderkit.arguments import check_truth
 from loaderkit.cache.build import open_build
-from loaderkit.cache.claims import (
-    CLAIM_WAITS_S,
-    OtherWriterError,
-    hold_claim,
-    refuse_if_replaced,
-)
+from loaderkit.cache.claims import CLAIM_WAITS_S, hold_claim, refuse_if_replaced
 from loaderkit.cache.durable import publish, remove, write_file, writing
 from loaderkit.cache.files import (
     check_digest,
@@ -47,7 +42,12 @@ from loaderkit.cache.remote_manifest import (
 from loaderkit.cache.storage import KeepsHistory, KeepsParts, is_url
 from loaderkit.cache.stored_files import files_of, is_stored, read_in_steps
 from loaderkit.call_keywords import suggest_keywords
-from loaderkit.errors import CacheError, DamagedCacheError, OptionError
+from loaderkit.errors import (
+    CacheError,
+    DamagedCacheError,
+    OptionError,
+    OtherWriterError,
+)
 from loaderkit.fixes import OVERWRITE, Either, Fix, Open
 from loaderkit.notebook import HasCard, repr_in_a_line
 from loaderkit.path_arguments import check_cache_path

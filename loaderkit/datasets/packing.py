@@ -35,7 +35,6 @@ from loaderkit.cache.build import (
     open_build,
     remove_cache,
 )
-from loaderkit.cache.claims import OtherWriterError
 from loaderkit.cache.durable import not_written, writing
 from loaderkit.cache.files import exists, find_manifest
 from loaderkit.cache.layout import BUILDING, MANIFEST
@@ -62,7 +61,7 @@ from loaderkit.datasets.shard_plan import BLOCK_BYTES
 from loaderkit.datasets.sources import KeyedSource
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.datasets.structure import Structure
-from loaderkit.errors import CacheError, DatasetError
+from loaderkit.errors import CacheError, DatasetError, OtherWriterError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts

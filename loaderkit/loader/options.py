@@ -21,7 +21,7 @@ from loaderkit.arguments import (
     read_truth,
 )
 from loaderkit.errors import OptionError, VariableError
-from loaderkit.fixes import Setting
+from loaderkit.fixes import Fix, Setting
 from loaderkit.function_arguments import check_callable
 from loaderkit.nearest_names import nearest_name
 from loaderkit.units import size_in_bytes
@@ -125,7 +125,9 @@ class LoaderOptions(SettingOverrides):
     max_bytes: int | str | None = None
     """Bytes of a batch at most, or a text such as "64 MiB"."""
     max_tokens: int | None = None
-    """Tokens of a batch at most: rows of the longest ragged field of each sample."""
+    """Tokens of a batch at most: rows of the longest ragged field of each sample, added
+    up.  Padding is not counted: where samples are padded to the longest of the batch,
+    it holds more, and ``bucket_by="tokens"`` keeps that little."""
     oversized: Oversized = "raise"
     """A sample beyond a limit: "raise", "alone" (a batch of its own) or "skip"."""
     bucket_by: str | None = None
@@ -363,7 +365,15 @@ def _check_size_name(name: str, value: object) -> str:
     # A dataset may say sizes of its own, so any name will do.
     if isinstance(value, str) and value:
         return value
-    return str(check_choice(name, value, SIZES))
+    # All samples have bytes; nodes are of graphs alone.
+    message = f"{name} must be the name of a size, got {show_value(value)}."
+    why = f"samples have {', '.join(SIZES)}, or what sizes() of the dataset says"
+    fix = Fix.of(
+        Setting(name, "bytes"),
+        "; of graphs 'nodes', of texts 'tokens'; for a size of your own, give the "
+        "dataset sizes() -> {name: array}",
+    )
+    raise OptionError(message, why=why, fix=fix)
 
 
 def _integer_from(least: int) -> Check:

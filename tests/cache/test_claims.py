@@ -8,9 +8,10 @@ import signal
 
 import pytest
 
-from loaderkit.cache.claims import OtherWriterError, hold_claim, refuse_if_replaced
+from loaderkit.cache.claims import hold_claim, refuse_if_replaced
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.process_identity import ProcessIdentity
+from loaderkit.errors import OtherWriterError
 
 FORK = multiprocessing.get_context("fork")
 

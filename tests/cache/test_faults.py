@@ -31,10 +31,10 @@ from test_mirror import make_cache, read_labels
 from loaderkit.cache.folder_storage import FolderStorage
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.remote import STORAGES, RemoteCache
-from loaderkit.cache.storage import MOST_JITTER, NoAnswerError, Patience, Retries
+from loaderkit.cache.storage import MOST_JITTER, Patience, Retries
 from loaderkit.cache.store import Store
 from loaderkit.cache.transfer import copy_from_store, copy_to_store
-from loaderkit.errors import CacheError, DamagedCacheError
+from loaderkit.errors import CacheError, DamagedCacheError, NoAnswerError
 
 HOPELESS = Patience(request_s=1.0, waits_s=(0.01,))
 """For what never answers: on a busy machine too few bytes come all the more.  A try

@@ -12,8 +12,8 @@ from hub import TOKEN, Hub
 import loaderkit
 from loaderkit.cache.object_store import ObjectStore
 from loaderkit.cache.remote import RemoteCache
-from loaderkit.cache.storage import NoAnswerError, Patience
-from loaderkit.errors import CacheError
+from loaderkit.cache.storage import Patience
+from loaderkit.errors import CacheError, NoAnswerError
 from loaderkit.testing import StorageContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("hf")]

@@ -24,11 +24,10 @@ from loaderkit.cache.columns import Block, ShardBuffer
 from loaderkit.cache.files import check_digest
 from loaderkit.cache.lock_files import hold_lock_file
 from loaderkit.cache.mirror import Mirror
-from loaderkit.cache.mirror_room import NoRoomError
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.storage import Patience
 from loaderkit.cache.store import Store
-from loaderkit.errors import CacheError, DamagedCacheError, StaleCacheError
+from loaderkit.errors import CacheError, DamagedCacheError, NoRoomError, StaleCacheError
 
 QUICK = Patience(waits_s=(0.01, 0.02, 0.04))
 """Tries follow soon, and each may take a minute on a busy machine."""

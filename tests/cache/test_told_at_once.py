@@ -20,8 +20,8 @@ import pytest
 from storages import connections_to
 
 from loaderkit.cache.object_store import ObjectStore
-from loaderkit.cache.storage import NoAnswerError, Patience
-from loaderkit.errors import CacheError, OptionError
+from loaderkit.cache.storage import Patience
+from loaderkit.errors import CacheError, NoAnswerError, OptionError
 
 QUICK = Patience(request_s=60.0, waits_s=(0.01,) * 4)
 """Tries that a client makes by itself, for 60 s, are not cut off."""

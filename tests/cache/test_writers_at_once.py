@@ -12,11 +12,10 @@ import pytest
 
 import loaderkit
 from loaderkit.cache import transfer
-from loaderkit.cache.claims import OtherWriterError
 from loaderkit.cache.files import load_manifest
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.transfer import copy_to_store
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, OtherWriterError
 
 CACHES = ("first", "longer", "other")
 

@@ -14,6 +14,7 @@ import loaderkit
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "loaderkit"
 PAGES = [
     DOCS / "index.md",
     *(DOCS / f"{name}.md" for name in PAGES_THAT_BEGIN_WITH_USE),
@@ -149,3 +150,29 @@ def test_pages_that_the_code_names_exist():
 
     assert named
     assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
+
+
+def test_every_error_and_warning_of_ours_is_in_the_reference():
+    text = (DOCS / "reference" / "errors.md").read_text()
+    documented = set(re.findall(r"^\.\. autoexception:: loaderkit\.(\S+)$", text, re.M))
+
+    assert errors_of_ours() - documented == set()
+
+
+def errors_of_ours():
+    """Name the classes that a caller may be given, wherever a file defines them.
+
+    Files are read, as no process has all that loaderkit works with: a class is ours if
+    it is made of ``LoaderkitError``, in however many steps, or of a warning.
+    """
+    bases = {}
+    for file in SOURCE.rglob("*.py"):
+        module = ".".join(file.relative_to(SOURCE).with_suffix("").parts)
+        for name, of in re.findall(r"^class (\w+)\(([^)]*)\):", file.read_text(), re.M):
+            bases[name] = (f"{module}.{name}", set(re.findall(r"\w+", of)))
+    told = {"LoaderkitError", "UserWarning", "Warning", "RuntimeWarning"}
+    while more := {name for name, (_, of) in bases.items() if of & told} - told:
+        told |= more
+    return {
+        bases[name][0] for name in told if name in bases and not name.startswith("_")
+    }

@@ -21,6 +21,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch_geometric.data import Data
 
 import loaderkit
 from loaderkit import build_loader
@@ -965,3 +966,20 @@ def test_what_a_stream_cannot_have_a_cache_of_it_has(tmp_path, option):
     assert packed.startswith("pack(dataset, path)")
     rows = loaderkit.pack(Words(), tmp_path / "rows.lk")
     assert list(build_loader(rows, **given))
+
+
+@pytest.mark.parametrize("wrong", [len, ["nodes"], 5, ""])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [{"ids": torch.zeros(length)} for length in (3, 1, 2)],
+        [Data(x=torch.zeros(nodes, 2)) for nodes in (3, 1, 2)],
+    ],
+    ids=["texts", "graphs"],
+)
+def test_the_fix_of_a_bucket_that_is_no_name_holds_for_any_samples(samples, wrong):
+    with pytest.raises(OptionError, match="the name of a size") as raised:
+        build_loader(samples, batch_size=1, bucket_by=wrong)
+
+    [name] = re.findall(r"^bucket_by='(\w+)'", raised.value.fix)
+    assert len(build_loader(samples, batch_size=1, bucket_by=name)) == 3

@@ -14,11 +14,11 @@ from storages import Faults, FileServer, copy_files
 from loaderkit import build_loader, open_cache, pack
 from loaderkit.cache.download_ahead import DownloadAhead, ShardUse, StoredRows
 from loaderkit.cache.mirror import Mirror
-from loaderkit.cache.mirror_room import NoRoomError
 from loaderkit.cache.mirrored_shards import KEPT_BATCHES
 from loaderkit.cache.remote import RemoteCache
 from loaderkit.cache.storage import Patience
 from loaderkit.cache.store import Store
+from loaderkit.errors import NoRoomError
 from loaderkit.loader.downloads import (
     Readers,
     _most_shards_at_once,

@@ -25,8 +25,7 @@ from storages import (
 from test_mirror import check_kills, make_cache
 
 import loaderkit
-from loaderkit.cache.claims import OtherWriterError
-from loaderkit.errors import CacheError
+from loaderkit.errors import CacheError, OtherWriterError
 
 KILLS = int(os.environ.get("SOAK_CASES", "50"))
 SEED = int(os.environ.get("SOAK_SEED", "0"))
