@@ -66,6 +66,28 @@ def the_dataset_of_a_loader(clips: "Clips", loader: PlannedLoader) -> None:
     assert as_torch is not None
 
 
+def one_variable_for_loaders_of_several_kinds(clips: "Clips") -> None:
+    loader: PlannedLoader = loaderkit.build_loader(clips, batch_size=2)
+    loader = loaderkit.build_loader(dataset)
+    loader = loaderkit.build_loader(loaderkit.open_cache("molecules.lk"))
+    len(loader.dataset)
+    # Without the annotation its kind is that of the first.
+    of_clips = loaderkit.build_loader(clips)
+    of_clips = loaderkit.build_loader(dataset)  # type: ignore[arg-type]
+    assert of_clips is not None
+
+
+def graphs_of_a_cache() -> None:
+    graphs = loaderkit.SafeGraphDataset(cache="molecules.lk")
+    assert_type(graphs.num_classes, int)
+    torch.nn.Linear(graphs.num_features, graphs.num_classes)
+    opened = loaderkit.open_cache("molecules.lk")
+    # Of any samples: that they are graphs is known when the cache is there.
+    assert opened.num_classes  # type: ignore[attr-defined]
+    if isinstance(opened, loaderkit.SafeGraphDataset):
+        torch.nn.Linear(opened.num_features, opened.num_classes)
+
+
 def losses_as_lambdas(batch: torch.Tensor) -> None:
     loaderkit.estimate_step(model, batch, loss=lambda output: output.sum())
     loaderkit.estimate_step(model, batch, loss=lambda output, x: (output - x).sum())
