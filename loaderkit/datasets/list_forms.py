@@ -35,6 +35,8 @@ out."""
 
 _LONGEST_FORM = 40
 """Letters; a longer one is written as its hash.  Chosen."""
+_NUMBERS_ALONE = re.compile(rb'(?:\{"t": )?\[([^\["{n\]]+)\]\}?')
+"""A list or tuple that is quickly told from others: "n" is in null, and in Infinity."""
 _MAYBE_BEYOND_64_BITS = re.compile(rb"\d{19}")
 _TEXT_LISTS = (b"\xff", b"\xfe")
 """What the lists and tuples begin with that have nothing but texts; see plain.py."""
@@ -52,22 +54,19 @@ def form_of_bytes(column: str, raw: bytes) -> str:
 
     >>> from loaderkit.datasets.plain import to_bytes
     >>> values = ([3, 1.5], (1, 2), ["C", "H"], [], [[1], ["a", None]], [{"a": 1}])
-    >>> [form_of_bytes("x", to_bytes(value)) for value in values]
-    ['[2*n]', '[2*n]', '[2*s]', '[]', "[[1*n],[1*s,1*-]]", "[{'a':n}]"]
+    >>> print(*(form_of_bytes("x", to_bytes(value)) for value in values))
+    [2*n] [2*n] [2*s] [] [[1*n],[1*s,1*-]] [{'a':n}]
     """
     if raw.startswith(_TEXT_LISTS):
         return f"[{count_items(column, raw)}*s]"
-    has_numbers_alone = (
-        raw.rfind(b"[") == 0
-        and not any(mark in raw for mark in (b'"', b"{", b"null"))
-        and not _MAYBE_BEYOND_64_BITS.search(raw)
-    )
-    if has_numbers_alone and len(raw) > len("[]"):
-        return f"[{count_items(column, raw)}*n]"
+    # Without another list, a text or a dict in it each comma is between two items.
+    numbers = _NUMBERS_ALONE.fullmatch(raw)
+    if numbers and not _MAYBE_BEYOND_64_BITS.search(raw):
+        return f"[{numbers[1].count(b',') + 1}*n]"
     form = _form_of(from_bytes(column, raw))
-    return (
-        form if len(form) <= _LONGEST_FORM else xxhash.xxh3_64_hexdigest(form.encode())
-    )
+    if len(form) > _LONGEST_FORM:
+        return xxhash.xxh3_64_hexdigest(form.encode())
+    return form
 
 
 def _form_of(value: object) -> str:

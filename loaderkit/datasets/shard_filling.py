@@ -74,14 +74,13 @@ class ShardFiller:
             if known is None or len(known) > 1:
                 continue  # that they differ is all that has to be known
             values = b"".join(piece.tobytes() for piece in column.pieces(block.file))
-            start = 0
+            forms, start = set(known), 0
             for length in column.shapes:
-                known = self.structure.list_forms.get(name, ())
-                if known is None or len(known) > 1:
+                forms.add(form_of_bytes(name, values[start : start + length]))
+                if len(forms) > 1:
                     break
-                raw = values[start : start + length]
-                self.structure.learn_list_forms(name, [form_of_bytes(name, raw)])
                 start += length
+            self.structure.learn_list_forms(name, forms)
 
     def evidence(self, state: str | None) -> dict[str, Any]:
         """Say what a later run holds against the source; JSON.
