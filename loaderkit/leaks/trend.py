@@ -80,6 +80,8 @@ _CLIMB_NATS = 4.0
 """By so much a line must fit a climb better than any ended shape."""
 _CHANCE_BELOW_LOW = 0.01
 """That the slope is below ``Trend.low``."""
+_CHANCE_OF_SEEMING = 0.001
+"""That a run without growth is told to seem to grow: it has some eight counters."""
 _MOST_TIMES_LONGER = 10
 """Times as long a run as now is the most that is asked for."""
 
@@ -375,7 +377,7 @@ def _below_tolerance(
         return _Decision(STEADY, _NOT_CLEAR_OF_NOISE)
     if slope > least_sure:
         return _Decision(STEADY, _TOLERATED)
-    if slope <= quantile(count - 2, _CHANCE_BELOW_LOW) * error:
+    if slope <= quantile(count - 2, _CHANCE_OF_SEEMING) * error:
         return _Decision(STEADY, _NOT_CLEAR_OF_NOISE)
     # The error of a slope falls with the length to the power of 1.5.
     epochs = times[-1] - times[0]

@@ -122,6 +122,8 @@ def open_cache(path, transforms):
     )
 
 
+# Lists that no cache knows are told of, too.
+@pytest.mark.filterwarnings("ignore:.* lists of 2 and of 3 items:UserWarning")
 @pytest.mark.many_cases(quick=2)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_that_is_named_is_padded_with_its_number_or_refused(tmp_path, field):

@@ -78,7 +78,8 @@ def test_a_flat_loop_is_steady():
     assert report.ok
     assert report.verdict == "steady"
     assert report.epochs_left is None
-    assert str(report).startswith("steady: nothing grows from epoch to epoch")
+    # Or "steady within the tolerance": noise of resident memory may look like growth.
+    assert str(report).startswith("steady")
 
 
 @pytest.mark.slow

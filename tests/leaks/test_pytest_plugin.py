@@ -391,12 +391,12 @@ def test_no_leak_test_is_green_in_silence(pytester):
     rows = {
         "TestOfUnittest::test_return": "leaking: ",
         "test_break": "leaking: ",
-        "test_error": "steady: ",
+        "test_error": "steady",
         "test_fails": "not judged: call 1 failed",
         "test_late": "leaking: ",
         "test_numbered_late": "needs more epochs: ",
-        "test_once_in_the_last_call": "steady: ",
-        "test_steady_break": "steady: ",
+        "test_once_in_the_last_call": "steady",
+        "test_steady_break": "steady",
         "test_too_few": "needs more epochs: about ",
         "test_too_few_by_break": "needs more epochs: about ",
     }
