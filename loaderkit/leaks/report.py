@@ -27,12 +27,13 @@ from loaderkit.wrapping import wrap_lines
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from loaderkit.leaks.counter_trend import CounterTrend
     from loaderkit.leaks.growth import Growth
     from loaderkit.leaks.trace import Site
+    from loaderkit.leaks.trend import Trend
     from loaderkit.memory.counters import AnyCounter
 
 _MOST_ROWS = 8
@@ -104,22 +105,21 @@ class LeakReport(HasPage):
     @property
     def tolerated(self) -> tuple[CounterTrend, ...]:
         """The counters of bytes that grow beyond doubt, by less than the tolerance."""
-        tolerated = [
-            counter
-            for counter in self.counters
-            if counter.trend.tolerated and counter.unit == "bytes"
-        ]
-        return tuple(sorted(tolerated, key=_by_size))
+        return self._of_bytes(lambda trend: trend.tolerated)
 
     @property
     def may_be_tolerated(self) -> tuple[CounterTrend, ...]:
         """The counters of bytes that seem to grow, by less than the tolerance."""
-        seeming = [
+        return self._of_bytes(lambda trend: trend.may_be_tolerated)
+
+    def _of_bytes(self, is_chosen: Callable[[Trend], bool]) -> tuple[CounterTrend, ...]:
+        """Choose counters of bytes by their trends, the fastest first."""
+        chosen = [
             counter
             for counter in self.counters
-            if counter.trend.may_be_tolerated and counter.unit == "bytes"
+            if counter.unit == "bytes" and is_chosen(counter.trend)
         ]
-        return tuple(sorted(seeming, key=_by_size))
+        return tuple(sorted(chosen, key=_by_size))
 
     @property
     def bytes_per_epoch(self) -> int:
