@@ -151,7 +151,11 @@ def extend(
     The new samples are packed into shards of their own, in a folder inside the cache's
     folder.  They are then added to the cache in one step, so that a reader who opens it
     finds either all of them or none.  If the call is killed, call it again: samples
-    that were already added are not added twice.
+    that were already added are not added twice, unless it was killed behind its last
+    step, in the moment before it returns.
+
+    A field that had tensors or lists of one length, and gets others, is from then on
+    joined as one of several lengths in all batches.
 
     Datasets and loaders that are open keep reading the samples that they had.
 
