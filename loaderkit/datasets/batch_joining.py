@@ -316,10 +316,10 @@ class BatchJoining(SampleReading[T]):
             path: The keys that lead to the field.
             values: Tensors and arrays, or lists and tuples.
         """
-        caches = [self._open_cache()] if self.reads_cache else []
-        caches += self._caches_beside()
         if isinstance(values[0], list | tuple):
             return self._joining_of_lists(path, values)
+        caches = [self._open_cache()] if self.reads_cache else []
+        caches += self._caches_beside()
         # Asked of the caches and not of the batch: a field that happens to have one
         # length in one batch must be joined there as in the others.
         if caches:

@@ -228,30 +228,32 @@ class LeakReport(HasPage):
         if self.leaking and not self.leaks:
             return self._over_limit
         if self.leaking:
-            fastest = self.leaks[0]
-            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-            return f"leaking: {rate} more each {self.period}, {fastest.words}"
+            return f"leaking: {self._growth_of(self.leaks[0])}"
         if self.verdict == NEEDS_MORE:
             return (
                 f"needs more {self.plural}: about {self.more_epochs} to decide"
                 f"{self._undecided_growth()}"
             )
         if self.tolerated:
-            fastest = self.tolerated[0]
-            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-            return (
-                f"steady within the tolerance: {rate} more each {self.period}, "
-                f"{fastest.words}; a smaller tolerance= would call it a leak"
-            )
+            growth = self._growth_of(self.tolerated[0])
+            hint = "a smaller tolerance= would call it a leak"
+            return f"steady within the tolerance: {growth}; {hint}"
         if self.may_be_tolerated:
-            fastest = self.may_be_tolerated[0]
-            rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-            return (
-                f"steady within the tolerance: perhaps {rate} more each {self.period}, "
-                f"{fastest.words}; a longer run would tell"
-            )
+            growth = self._growth_of(self.may_be_tolerated[0])
+            hint = "a longer run would tell"
+            return f"steady within the tolerance: perhaps {growth}; {hint}"
         noun = noun_of(self.period)
         return f"steady: nothing grows from {noun} to {noun}"
+
+    def _growth_of(self, counter: CounterTrend, until: str = "") -> str:
+        """Say how fast a counter grows, and what it counts.
+
+        Args:
+            counter: It grows.
+            until: Words behind the period, such as " so far".
+        """
+        rate = format_amount(counter.trend.per_epoch, counter.unit)
+        return f"{rate} more each {self.period}{until}, {counter.words}"
 
     @property
     def _over_limit(self) -> str:
@@ -302,8 +304,7 @@ class LeakReport(HasPage):
         if not undecided:
             return ""
         fastest = min(undecided, key=_by_size)
-        rate = format_amount(fastest.trend.per_epoch, fastest.unit)
-        return f"; {rate} more each {self.period} so far, {fastest.words}"
+        return f"; {self._growth_of(fastest, until=' so far')}"
 
     def _table_lines(self) -> list[str]:
         """Write the counters that moved, then the main ones, at most eight."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_iter, tree_map
 
+from loaderkit.budget.step.fake_tensors import is_fake
 from loaderkit.budget.step.kernel_calls import TensorSpec, call_of, smaller_calls
 from loaderkit.budget.step.kernels import invent_arguments, is_safe_to_run
 from loaderkit.budget.step.newest import newest
@@ -100,7 +101,7 @@ class OutputLayouts:
             if all(operand.is_contiguous() for operand in operands):
                 return out
             return self._in_order_of_axes(func, args, kwargs, out)
-        fakes = [leaf for leaf in tree_iter(out) if _is_fake(leaf)]
+        fakes = [leaf for leaf in tree_iter(out) if is_fake(leaf)]
         if not any(fake.dim() in _FORMATS for fake in fakes):
             return out
         call = call_of(func, args, kwargs)
@@ -112,7 +113,7 @@ class OutputLayouts:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             seen_format = next(formats, None)
-            if seen_format is None or not _is_fake(leaf):
+            if seen_format is None or not is_fake(leaf):
                 return leaf
             strides = strides_of(leaf.shape, seen_format)
             if leaf.stride() == strides:
@@ -127,7 +128,7 @@ class OutputLayouts:
         """Give the outputs of a call with their axes in the order of the kernel's."""
         if torch.Tag.pointwise in func.tags or func.overloadpacket in _FOLLOWED:
             return out
-        if not any(_is_fake(leaf) and leaf.dim() > 1 for leaf in tree_iter(out)):
+        if not any(is_fake(leaf) and leaf.dim() > 1 for leaf in tree_iter(out)):
             return out
         call = call_of(func, args, kwargs)
         if call is None or call.sparse_tensors:
@@ -138,7 +139,7 @@ class OutputLayouts:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             order = next(orders, None)
-            if order is None or not _is_fake(leaf) or order == _order_of(leaf):
+            if order is None or not is_fake(leaf) or order == _order_of(leaf):
                 return leaf
             if set(order) != {
                 axis for axis in range(leaf.dim()) if leaf.shape[axis] != 1
@@ -227,12 +228,6 @@ def strides_of(
     if memory_format is not torch.contiguous_format:
         axes = [0, *range(2, len(shape)), 1]
     return strides_of_axes(shape, axes)
-
-
-def _is_fake(leaf: object) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(leaf, FakeTensor)
 
 
 def _outputs_of_small_call(call: KernelCall) -> list[torch.Tensor]:
