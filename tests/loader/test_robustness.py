@@ -475,19 +475,26 @@ def train_and_be_killed_as_the_worker_starts(noted):
     list(build_loader(Slow(), batch_size=4, num_workers=1, probe=False))
 
 
-@pytest.mark.slow
-def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
-    noted = tmp_path / "pid"
+def workers_left_by(train_and_be_killed, folder):
+    """Let a training process be killed, and give the workers that it noted."""
+    noted = folder / "pids"
     training = multiprocessing.get_context("fork").Process(
-        target=train_and_be_killed_as_the_worker_starts, args=(noted,)
+        target=train_and_be_killed, args=(noted,)
     )
 
     training.start()
     training.join()
 
-    worker = int(noted.read_text())
     assert training.exitcode == -signal.SIGKILL
-    while psutil.pid_exists(worker):  # until the runner's deadline
+    return [int(pid) for pid in noted.read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_worker_whose_parent_is_killed_as_it_starts_ends_too(tmp_path):
+    workers = workers_left_by(train_and_be_killed_as_the_worker_starts, tmp_path)
+
+    assert len(workers) == 1
+    while any(map(psutil.pid_exists, workers)):  # until the runner's deadline
         time.sleep(0.01)
 
 
@@ -504,15 +511,8 @@ def train_and_be_killed_with_a_full_pipe(noted):
 
 @pytest.mark.slow
 def test_workers_end_whose_parent_is_killed_while_batches_wait(tmp_path):
-    noted = tmp_path / "pids"
-    training = multiprocessing.get_context("fork").Process(
-        target=train_and_be_killed_with_a_full_pipe, args=(noted,)
-    )
+    workers = workers_left_by(train_and_be_killed_with_a_full_pipe, tmp_path)
 
-    training.start()
-    training.join()
-
-    workers = [int(pid) for pid in noted.read_text().split()]
     assert len(workers) >= 2
     while any(map(psutil.pid_exists, workers)):  # until the runner's deadline
         time.sleep(0.05)
