@@ -14,8 +14,9 @@ What else there is, by what you look for:
 * What a dataset can do: opened.py is the cache behind it; cached_samples.py,
   sample_reading.py and batch_joining.py are its three parts; selecting.py, mapping.py,
   concat.py (with renaming.py) and inspect.py its calls; absent.py and missing_fields.py
-  what it says of what it lacks, taken_names.py of names that a subclass may not have.
-  page.py shows it as a page.
+  what it says of what it lacks, taken_names.py of names that a subclass may not have,
+  assigned_options.py of options that are set as attributes.  page.py shows it as a
+  page.
 * Keys and rows: rows.py (numbers, however written), key_index.py, key_texts.py,
   compact_keys.py, compositions.py (torch's concatenations and subsets).
 * Packing: sources.py, pt_folder.py and streams.py (what can be packed;

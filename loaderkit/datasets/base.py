@@ -18,13 +18,18 @@ from torch.utils.data import Dataset
 from typing_extensions import Self, TypeVar
 
 from loaderkit.answers import answer_wrong_calls
-from loaderkit.arguments import check_choice, refuse_value
+from loaderkit.arguments import refuse_value
 from loaderkit.cache.files import refuse_cut_url
 from loaderkit.cache.layout import MANIFEST
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.cache.shards import Checksums, check_checksums
 from loaderkit.call_keywords import suggest_keywords
 from loaderkit.datasets.absent import ABSENT, CONSTRUCTORS, no_such_attribute
+from loaderkit.datasets.assigned_options import (
+    GivenOption,
+    checked_option,
+    refuse_options_set_beside,
+)
 from loaderkit.datasets.batch_joining import BatchJoining, unlike_shapes_error
 from loaderkit.datasets.cached_samples import DatasetState
 from loaderkit.datasets.classes import ClassRegistry, modules_of
@@ -40,8 +45,7 @@ from loaderkit.datasets.compositions import ReadBehind
 from loaderkit.datasets.gathering import UnlikeShapesError
 from loaderkit.datasets.key_texts import key_text
 from loaderkit.datasets.pack_options import PackOptions
-from loaderkit.datasets.padding import PadValue, check_pad_value, fill_padding
-from loaderkit.datasets.ragged import RaggedLayout, layout_names
+from loaderkit.datasets.padding import PadValue, fill_padding
 from loaderkit.datasets.rows import is_single_index, normalize_index, normalize_indices
 from loaderkit.datasets.sample_reading import is_ours
 from loaderkit.datasets.selecting import RowSelection
@@ -60,7 +64,6 @@ from loaderkit.errors import (
     NotChangeableError,
     OptionError,
 )
-from loaderkit.function_arguments import check_callable
 from loaderkit.notebook import card
 from loaderkit.operations import answer_operations
 from loaderkit.path_arguments import check_path
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
 
     from loaderkit.array_types import Ints
     from loaderkit.datasets.opened import OpenedCache
+    from loaderkit.datasets.ragged import RaggedLayout
 
 _KINDS_OF_KEYS = (str, bytes, int, float, tuple, PurePath, np.generic)
 """What samples are named by, and are seldom themselves."""
@@ -143,7 +147,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
     """Whether a field of the samples is an attribute of the dataset, as in PyG."""
     largest_column_bytes: int = 1 << 30
     """What ``column`` may gather at most, 1 GiB unless you set another bound: a field
-    of all samples lies in memory at once."""
+    of all samples lies in memory at once.  A text such as "4 GB" may be assigned."""
 
     @suggest_keywords
     def __init__(
@@ -161,8 +165,22 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         mirror: str | os.PathLike[str] | None = None,
         mirror_bytes: int | str | None = None,
     ) -> None:
+        options = {
+            "raw": GivenOption(raw, None),
+            "cache": GivenOption(cache, None),
+            "transform": GivenOption(transform, None),
+            "ragged": GivenOption(ragged, "padded"),
+            "pad_value": GivenOption(pad_value, 0),
+            "packing": GivenOption(packing, None),
+            "classes": GivenOption(classes, ()),
+            "checksums": GivenOption(checksums, "once"),
+            "storage_options": GivenOption(storage_options, None),
+            "mirror": GivenOption(mirror, None),
+            "mirror_bytes": GivenOption(mirror_bytes, None),
+        }
+        if "_loaderkit" not in vars(self):  # the constructor may be called twice
+            refuse_options_set_beside(self, options)
         check_checksums(checksums)
-        check_choice("ragged", ragged, layout_names())
         _check_packing(packing)
         _check_raw(type(self).__name__, raw)
         self.raw = None if raw is None else Path(raw)
@@ -174,7 +192,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         """Where the cache is: a folder, or a store; None for no cache."""
         self.transform = transform
         self.ragged = ragged
-        self.pad_value = check_pad_value(pad_value, ragged)
+        self.pad_value = pad_value
         self.packing = packing or PackOptions()
         self.classes = ClassRegistry(classes, modules_of(type(self)))
         self.checksums: Checksums = checksums
@@ -217,9 +235,7 @@ class BaseDataset(ReadBehind[T], BatchJoining[T], RowSelection[T], Dataset[T]):
         if self._shows_fields and self._hides_field(name):
             # It would hide the field here, and the samples would have it as before.
             raise self._stays_as_packed(f"{name} = ...")
-        if name == "transform" and value is not None:
-            check_callable("transform", value, "lambda sample: sample", "sample")
-        super().__setattr__(name, value)
+        super().__setattr__(name, checked_option(self, name, value))
 
     # Arrays and tensors of any size have an ``__index__`` to type checkers; a tensor
     # may well be a single row, as when somebody loops over ``torch.randperm``.

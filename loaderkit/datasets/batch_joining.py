@@ -271,7 +271,8 @@ class BatchJoining(SampleReading[T]):
         if not self.reads_cache:
             return None
         opened = self._open_cache()
-        return opened.recipe(self._make_recipe, opened.one_variant(rows))
+        variant = opened.one_variant(rows)
+        return opened.recipe(self._make_recipe, variant, self.ragged)
 
     def _make_recipe(self, opened: OpenedCache, variant: int) -> Any:
         node = opened.structure.variants[variant]

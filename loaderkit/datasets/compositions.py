@@ -103,7 +103,9 @@ class KeyedConcatDataset(ReadBehind[T], ConcatDataset[T]):
 
     def __getitem__(self, idx: Any) -> T:
         if is_single_index(idx):
-            sample: T = super().__getitem__(idx)  # type: ignore[no-untyped-call]
+            # ConcatDataset subtracts lengths from it.
+            row = normalize_index(idx, len(self))
+            sample: T = super().__getitem__(row)  # type: ignore[no-untyped-call]
             return sample
         message = f"{type(self).__name__} gives one sample a row: [{show_value(idx)}]."
         why = "which rows are chosen is kept by each of its parts, or by torch's Subset"

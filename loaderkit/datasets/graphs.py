@@ -13,6 +13,7 @@ from typing_extensions import Self, TypeVar
 from loaderkit.answers import answer_wrong_calls
 from loaderkit.arguments import check_names
 from loaderkit.call_keywords import suggest_keywords
+from loaderkit.datasets.assigned_options import GivenOption, refuse_options_set_beside
 from loaderkit.datasets.base import BaseDataset
 from loaderkit.datasets.batch_joining import note_others, unlike_shapes_error
 from loaderkit.datasets.batches import GraphRecipe
@@ -85,6 +86,12 @@ class GraphDataset(BaseDataset[T]):
         mirror: str | os.PathLike[str] | None = None,
         mirror_bytes: int | str | None = None,
     ) -> None:
+        options = {
+            "follow_batch": GivenOption(follow_batch, None),
+            "exclude_keys": GivenOption(exclude_keys, None),
+        }
+        if "_loaderkit" not in vars(self):
+            refuse_options_set_beside(self, options)
         super().__init__(
             raw,
             cache,

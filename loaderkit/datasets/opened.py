@@ -52,7 +52,7 @@ class OpenedCache:
         if plain:
             self.structure = self.structure.without_classes(classes.fits)
         classes.check(self.structure)
-        self._recipes: dict[int, Any] = {}
+        self._recipes: dict[tuple[int, str], Any] = {}
 
     @functools.cached_property
     def graph_fields(self) -> frozenset[str]:
@@ -96,18 +96,24 @@ class OpenedCache:
         return int(numbers[0]) if is_one else None
 
     def recipe(
-        self, make: Callable[[OpenedCache, int], R | None], variant: int | None
+        self,
+        make: Callable[[OpenedCache, int], R | None],
+        variant: int | None,
+        layout: str,
     ) -> R | None:
-        """Give the recipe of a variant, made once.
+        """Give the recipe of a variant in a layout, made once.
 
         Args:
             make: Makes it; None where samples of the variant are read one by one.
             variant: The variant's number; None where samples differ.
+            layout: What batches hold for fields of several lengths: parts of one
+                dataset, which share the cache, may differ in it.
         """
         if variant is None:
             return None
         # Making one looks up columns and classes, which takes longer than a batch.
-        if variant not in self._recipes:
-            self._recipes[variant] = make(self, variant)
-        recipe: R | None = self._recipes[variant]
+        key = variant, layout
+        if key not in self._recipes:
+            self._recipes[key] = make(self, variant)
+        recipe: R | None = self._recipes[key]
         return recipe

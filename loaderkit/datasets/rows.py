@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from loaderkit.array_types import Ints
 
 
+_BOOLEANS = (torch.bool, np.dtype(bool))
+
+
 def is_single_index(index: object) -> bool:
     """Tell whether an index names one sample rather than several.
 
@@ -42,16 +45,14 @@ def normalize_index(index: SupportsIndex, count: int) -> int:
 
     Raises:
         IndexError: There is no such row.
-        TypeError: It is no integer.
+        TypeError: It is no integer, or one truth value.
     """
+    if isinstance(index, bool) or getattr(index, "dtype", None) in _BOOLEANS:
+        raise _answer_is_no_row(index)
     try:
         row = int(operator.index(index))
     except TypeError:
-        message = f"a row is an integer, got {show_value(index)}."
-        why, fix = f"it is {kind_of(index)}", "dataset.key(0)"
-        if isinstance(index, str):
-            fix = f"dataset.row_of({index!r}) is the row of a key"
-        raise OptionError(message, why=why, fix=fix) from None
+        raise _is_no_row(index) from None
     if not -count <= row < count:
         raise _no_such_row(row, count)
     return row % count
@@ -81,7 +82,7 @@ def normalize_indices(index: object, count: int) -> Ints:
     rows = _as_array(index)
     kind = rows.dtype.kind
     if kind == "b":
-        return _rows_of_mask(rows, count)
+        return _rows_of_mask(rows, count, tuple(getattr(index, "shape", rows.shape)))
     if kind not in "iu":
         raise _not_of_rows(index, rows)
     if not len(rows):
@@ -107,16 +108,62 @@ def _rows_of_slice(index: slice, count: int) -> Ints:
     return np.arange(*borders, dtype=np.int64)
 
 
-def _rows_of_mask(mask: NDArray[Any], count: int) -> Ints:
+def _rows_of_mask(mask: NDArray[Any], count: int, shape: Sequence[int]) -> Ints:
     if len(mask) == count:
         return np.flatnonzero(mask)
     message = f"a mask of {len(mask):,} was given to a dataset of "
     message += f"{count_of(count, 'samples')}."
     why = "a mask has one True or False for each sample"
-    fix = "dataset[mask[:len(dataset)]]"
+    fix = "the same rows of the dataset that the mask was made of, or a mask made of "
+    fix += "this one"
     if len(mask) < count:
         fix = "dataset[[row for row, wanted in enumerate(mask) if wanted]]"
+    if len(shape) > 1:
+        message = f"a mask of shape {list(shape)} was given to a dataset of "
+        message += f"{count_of(count, 'samples')}."
+        if shape[0] == count:
+            axes = 1 if len(shape) == 2 else tuple(range(1, len(shape)))
+            fix = f"dataset[mask.any({axes})], dataset[mask.all({axes})], or one "
+            fix += (
+                f"column: dataset[mask[{', '.join([':'] + ['0'] * (len(shape) - 1))}]]"
+            )
     raise NoSuchRowError(message, why=why, fix=fix)
+
+
+def _answer_is_no_row(index: object) -> OptionError:
+    """Make the error for one truth value, which Python would read as row 0 or 1.
+
+    A list compared with a text, as in ``dataset[dataset["name"] == "a"]``, is one.
+    """
+    message = f"rows are integers, a mask or a slice, got {show_value(index)}."
+    why = "it is one truth value, and no mask of the samples; a list == a text is "
+    why += "False, where an array would be compared item by item"
+    fix = (
+        'dataset[[name == "a" for name in dataset["name"]]]; int(index) for row 0 or 1'
+    )
+    return OptionError(message, why=why, fix=fix)
+
+
+def _is_no_row(index: Any) -> OptionError:
+    """Make the error for what cannot be one row."""
+    message = f"a row is an integer, got {show_value(index)}."
+    why, fix = f"it is {kind_of(index)}", "dataset.key(0)"
+    if isinstance(index, str):
+        fix = f"dataset.row_of({index!r}) is the row of a key"
+    elif isinstance(index, list | tuple | range) or np.ndim(index):
+        why = "it may be several rows"
+        fix = "[dataset.key(row) for row in rows]"
+    elif isinstance(index, float | np.floating) or hasattr(index, "ndim"):
+        number = np.asarray(index).item()
+        if isinstance(number, float):
+            why = "rows are counted, and this number is a float"
+            is_whole = number.is_integer()
+            fix = (
+                f"{int(number)}"
+                if is_whole
+                else "a share of the rows is a slice: [:0.8]"
+            )
+    return OptionError(message, why=why, fix=fix)
 
 
 def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
@@ -132,6 +179,10 @@ def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
         why += "time"
         fix = "dataset[name] for a field, dataset[name][key] for what is within it; of "
         fix += "keys, dataset[[dataset.row_of(k) for k in keys]]"
+        if row_and_field := _row_and_field(index):
+            row, field = row_and_field
+            why = "a row and a field are asked for one after the other"
+            fix = f"dataset[{row}][{field!r}]"
     elif kind == "f":
         fix = "a share of the rows is a slice: [:0.8]"
         if np.isfinite(values).all() and (values == np.trunc(values)).all():
@@ -147,6 +198,15 @@ def _not_of_rows(index: object, values: NDArray[Any]) -> OptionError:
             why, fix = "rows have one axis", "dataset[0:5][2]"
     message = f"rows are integers, booleans or a slice, got {shown}."
     return OptionError(message, why=why, fix=fix)
+
+
+def _row_and_field(index: object) -> tuple[int, str] | None:
+    """Tell the row and the field of ``dataset[3, "x"]`` or ``dataset["x", 3]``."""
+    if not isinstance(index, tuple) or len(index) != 2:
+        return None
+    texts = [item for item in index if isinstance(item, str)]
+    numbers = [item for item in index if isinstance(item, int | np.integer)]
+    return (int(numbers[0]), texts[0]) if texts and numbers else None
 
 
 def _row_of_border(border: object, count: int) -> Any:
@@ -190,6 +250,11 @@ def _as_array(index: object) -> NDArray[Any]:
                 fix = f"dataset[{int(index)}]"
         elif isinstance(index, int):
             fix = f"of one row: [{index!r}]"
+        raise OptionError(message, why=why, fix=fix)
+    if isinstance(index, torch.Tensor) and index.dtype == torch.uint8 and index.ndim:
+        message = "rows are integers, booleans or a slice, got a Tensor of uint8."
+        why = "torch reads such a tensor as a mask, and numpy as rows"
+        fix = "dataset[mask.bool()] for a mask, dataset[rows.long()] for rows"
         raise OptionError(message, why=why, fix=fix)
     is_array = hasattr(index, "ndim")
     plain = isinstance(index, list | tuple | Sequence)

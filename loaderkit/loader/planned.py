@@ -253,6 +253,8 @@ class PlannedLoader(DataLoader[Any], Generic[D]):
             return attributes
         attributes |= {"_source": None, "_running_epoch": _no_epoch}
         attributes["_epoch_of_kept"] = _no_epoch
+        # What the workers were started with is held weakly, which pickle refuses.
+        attributes |= {"_values_of_workers": {}, "_samples_of_workers": None}
         if self._state.is_in_epoch:
             # Samplers of the user's travel as they stand, and workers do not at all:
             # the copy is brought to the middle of an epoch as another run would be.

@@ -96,12 +96,20 @@ def test_a_copy_gives_what_the_loader_gives_and_neither_moves_the_other(name):
         del running, other
 
 
+class Transformed(Rows):
+    """Has what a loader holds weakly, to see whether it is replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.transform, self.parts = pickle.dumps, [torch.ones(3), self.__class__]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [{}, {"persistent_workers": True}])
 def test_a_loader_with_workers_travels_without_them(workers):
     loaders = [
         build_loader(data, batch_size=3, num_workers=1, seed=1, **workers)
-        for data in (Rows(), Counting())
+        for data in (Rows(), Counting(), Transformed())
     ]
     for loader in loaders:
         wanted = epochs(loader)
