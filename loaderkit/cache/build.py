@@ -220,6 +220,14 @@ class Build:
         with writing(self.path):
             _adopt_or_drop_finished_shards(self)
 
+    def unfinished_plan(self) -> dict[str, Any] | None:
+        """Give the plan of an earlier run that did not end; None where there is none.
+
+        It may not be this version's, or a file of somebody else.
+        """
+        plan = read_build_json(self.folder / PLAN)
+        return plan if isinstance(plan, dict) else None
+
     def resume_in_any_order(
         self, plan: Mapping[str, Any], values: Mapping[str, str] | None = None
     ) -> list[int]:
@@ -636,9 +644,9 @@ def _delete_unnamed_shards(path: Path) -> None:
 
 def _has_plan_of(build: Build) -> bool:
     """Tell whether the shards that lie there are of the same plan; warn if not."""
-    earlier_plan = read_build_json(build.folder / PLAN)
+    earlier_plan = build.unfinished_plan()
     earlier_values: object = None
-    if isinstance(earlier_plan, dict):
+    if earlier_plan is not None:
         earlier_values = earlier_plan.pop(_VALUES, None)
     # Compared as it comes back from JSON, which has no tuples.
     if earlier_plan == json.loads(json.dumps(build.plan)):

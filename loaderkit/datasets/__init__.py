@@ -23,10 +23,10 @@ What else there is, by what you look for:
   shared_iterators.py looks at spans), pack_options.py, then packing.py, which makes a
   run: packing_run.py of a source, packing_streams.py of a stream.  shard_plan.py says
   what goes into which shard.  packing_tasks.py and packing_stream_tasks.py are what is
-  done in a process,
-  packing_workers.py and packing_executors.py the processes, packing_team.py what bears
-  their loss, packing_failures.py their errors, own_samples.py who may not wait for a
-  run, shard_filling.py and block_readers.py the work itself, progress.py the bar.
+  done in a process, reading_turns.py which of its threads reads; packing_workers.py and
+  packing_executors.py are the processes, packing_team.py what bears their loss,
+  packing_failures.py their errors, own_samples.py who may not wait for a run,
+  shard_filling.py and block_readers.py the work itself, progress.py the bar.
 * Whether a cache is what would be packed: freshness.py, with source_files.py,
   function_source.py, state_hash.py and value_texts.py; soundness.py holds a manifest
   against itself.

@@ -18,14 +18,16 @@ from loaderkit.cache.columns import Block
 from loaderkit.cache.durable import remove, writing
 from loaderkit.datasets.compiled_encoding import SampleEncoder
 from loaderkit.datasets.own_samples import making_samples_for
+from loaderkit.datasets.reading_turns import turn_to_read
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.error_texts import error_in_words
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import where_raised
-from loaderkit.randomness import mix_seed, seed_all
+from loaderkit.randomness import mix_seed, preserve_random_states, seed_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from loaderkit.datasets.compiled_encoding import EncodedSample, SampleLayout
@@ -140,6 +142,19 @@ class PackJob:
         """Have code of the source's run, which must not wait for this run to end."""
         return making_samples_for(self.folder.parent)
 
+    @contextlib.contextmanager
+    def turn_to_read(self) -> Iterator[None]:
+        """Have code of the source's run here, while no other thread reads samples.
+
+        The random numbers of the process go on behind it as if none had been drawn.
+        """
+        with (
+            turn_to_read(self.folder.parent),
+            preserve_random_states(),
+            self.making_samples(),
+        ):
+            yield
+
     def tracker(self, *, all_threads: bool) -> FileTracker:
         """Make what notes the files that the source opens."""
         cache = os.path.abspath(self.folder.parent)
@@ -203,12 +218,19 @@ def digests_of_rows(job: PackJob, rows: range, tracker: FileTracker) -> EncodedS
     return span
 
 
-def seed_of(source: Source | StreamSource) -> int | None:
+def seed_of(source: Source | StreamSource, cache: Path) -> int | None:
     """Say what the random numbers of a source's samples follow from; None: of nothing.
 
     Ask in the process that packs: ``torch.manual_seed`` there is what the user sets.
+
+    Args:
+        source: Where samples come from.
+        cache: What is packed of them, for messages.
     """
-    return torch.initial_seed() if source.runs_user_code() else None
+    if not source.runs_user_code():
+        return None
+    with turn_to_read(cache):
+        return torch.initial_seed()
 
 
 def read_sample(source: Source, row: int, seed: int | None) -> Any:

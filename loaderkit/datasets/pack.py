@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar, overload
 from loaderkit.cache.files import refuse_cut_url, url_meant_by
 from loaderkit.cache.remote import RemoteCache, locate_cache
 from loaderkit.call_keywords import suggest_keywords
-from loaderkit.datasets.block_readers import read_sample, seed_of
+from loaderkit.datasets.block_readers import read_sample
 from loaderkit.datasets.encode import encode
 from loaderkit.datasets.open import open_cache
 from loaderkit.datasets.pack_options import PackOptions as PackOptions
-from loaderkit.datasets.packing import finish_killed_run, has_cache, pack_source
+from loaderkit.datasets.packing import (
+    finish_killed_run,
+    has_cache,
+    job_of,
+    pack_source,
+)
 from loaderkit.datasets.sources import as_source
 from loaderkit.datasets.streams import StreamSource
 from loaderkit.errors import CacheError
 from loaderkit.fixes import Fix, Open, Pack, Setting
 from loaderkit.path_arguments import check_cache_path, check_order
-from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     import os
@@ -28,9 +32,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from loaderkit.cache.remote import CacheLocation
+    from loaderkit.datasets.block_readers import PackJob
     from loaderkit.datasets.safe import SafeDataset, SafeGraphDataset
     from loaderkit.datasets.source_files import TrackFiles
-    from loaderkit.datasets.sources import Source
 
 _REPLACE = Fix.of(
     Setting("overwrite", value=True, within="pack(..., {})"), " to replace it"
@@ -161,7 +165,7 @@ def pack(
     packed = pack_source(samples, location, options)
     cache = open_cache(location, classes=packed.classes)
     if not packed.is_ours:
-        _check_samples(cache, samples, location)
+        _check_samples(cache, job_of(samples, location, options), location)
     return cache
 
 
@@ -175,27 +179,26 @@ def _check_target(source: object, path: object) -> None:
     refuse_cut_url("path", path, Pack(path=url or ""))
 
 
-def _check_samples(
-    cache: SafeDataset[Any], source: Source | StreamSource, path: CacheLocation
-) -> None:
+def _check_samples(cache: SafeDataset[Any], job: PackJob, path: CacheLocation) -> None:
     """See that what another process has packed meanwhile is the same samples.
 
     All are compared: code and keys tell nothing about what a list holds.
     """
-    with preserve_random_states():
-        same = _has_samples(cache, source)
+    with job.turn_to_read():
+        same = _has_samples(cache, job)
     if not same:
         message = f"Another process has packed other samples into {path} meanwhile."
         fix = Fix.of("choose another folder, or ", _REPLACE)
         raise CacheError(message, why="a cache holds samples of one source", fix=fix)
 
 
-def _has_samples(cache: Any, source: Source | StreamSource) -> bool:
+def _has_samples(cache: Any, job: PackJob) -> bool:
     """Tell whether a cache holds the samples of a source, and no others."""
+    source = job.source
     if not isinstance(source, StreamSource) and len(cache) != len(source):
         return False
     row = -1
-    for row, (key, sample) in enumerate(_samples_of(source)):
+    for row, (key, sample) in enumerate(_samples_of(job)):
         if row >= len(cache) or cache.key(row) != key:
             return False
         if not _is_same(cache[row], sample):
@@ -203,14 +206,14 @@ def _has_samples(cache: Any, source: Source | StreamSource) -> bool:
     return row + 1 == len(cache)
 
 
-def _samples_of(source: Source | StreamSource) -> Iterator[tuple[str, Any]]:
+def _samples_of(job: PackJob) -> Iterator[tuple[str, Any]]:
     """Read all samples of a source, each with its key."""
-    seed = seed_of(source)
+    source = job.source
     if isinstance(source, StreamSource):
-        yield from source.samples(seed)
+        yield from source.samples(job.seed)
         return
     for row in range(len(source)):
-        yield source.key(row), read_sample(source, row, seed)
+        yield source.key(row), read_sample(source, row, job.seed)
 
 
 def _is_same(sample: object, other: object) -> bool:

@@ -66,7 +66,6 @@ from loaderkit.fixes import Fix, Setting
 from loaderkit.forking import find_fork_hazard, warn_of_fork_hazard
 from loaderkit.interrupts import Interrupts
 from loaderkit.library_files import installed_version
-from loaderkit.randomness import preserve_random_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +142,7 @@ def _pack_to_store(
         except OtherWriterError:
             if options.overwrite:
                 raise
-            job = _job_of(source, staging, options)
+            job = job_of(source, staging, options)
             return PackOutcome(_classes_read_here(job), is_ours=False)
         # What lies there whole was never pushed, and may be of other samples.
         options_here = replace(options, overwrite=True)
@@ -198,13 +197,17 @@ def finish_killed_run(location: CacheLocation) -> None:
                 remove_cache(staging)
 
 
-def _job_of(source: Source | StreamSource, path: Path, options: PackOptions) -> PackJob:
+def job_of(
+    source: Source | StreamSource, location: CacheLocation, options: PackOptions
+) -> PackJob:
+    """Say what is read to pack a source, or to see whether a cache is packed of it."""
+    path = _staging_of(location) if isinstance(location, RemoteCache) else location
     return PackJob(
         source,
         BLOCK_BYTES,
         path / BUILDING,
         track_files=options.track_files,
-        seed=seed_of(source),
+        seed=seed_of(source, path),
     )
 
 
@@ -250,8 +253,9 @@ def _pack_within(
 ) -> PackOutcome:
     """Pack into a folder; the stack is given what is to be closed behind it."""
     fingerprint = source.fingerprint().to_json()
-    job = _job_of(source, path, options)
     build = stack.enter_context(open_build(path, overwrite=options.overwrite))
+    # Behind the wait for another packer of this cache, who may be reading samples now.
+    job = job_of(source, path, options)
     if build is None:
         return PackOutcome(_classes_read_here(job), is_ours=False)
     stack.callback(job.clear)
@@ -361,11 +365,7 @@ def _classes_read_here(job: PackJob) -> tuple[type, ...]:
         The classes that it is made of.
     """
     structure = Structure()
-    with (
-        job.tracker(all_threads=False) as tracker,
-        preserve_random_states(),
-        job.making_samples(),
-    ):
+    with job.tracker(all_threads=False) as tracker, job.turn_to_read():
         if isinstance(job.source, StreamSource):
             first = job.source.first_sample(job.seed)
             if first is not None:

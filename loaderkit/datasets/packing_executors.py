@@ -78,7 +78,7 @@ class ExecutorEngine:
         self._executor: Any = None if self._make else executor
         self._source, self._interrupts = source, interrupts
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        self._refusal: RuntimeError | None = None
+        self._refusal: Exception | None = None
 
     @property
     def most_outstanding(self) -> int:
@@ -113,7 +113,9 @@ class ExecutorEngine:
                 is_ours = self._make is not None
                 with self._interrupts.held(ignored_by_forked=is_ours):
                     future: Future[Any] = self._executor.submit(run_for_executor, task)
-            except RuntimeError as error:  # BrokenExecutor is one, as of a closed pool
+            # A pool that broke or was closed raises a RuntimeError; dask, whose client
+            # was closed, an error of its own; and some pickle here.
+            except Exception as error:  # noqa: BLE001 -- told, see ``refused``
                 self._refusal = error
                 if self._make is None:
                     return None
@@ -147,6 +149,8 @@ class ExecutorEngine:
             return self.lost(blamed_rows, refusal)
         message = f"The executor takes no tasks: {error_in_words(refusal)}"
         why = "it was shut down, or a worker of it died before it had a task of ours"
+        if not isinstance(refusal, RuntimeError):
+            why = "its submit() raised that; probably what it hands tasks to was closed"
         fix = "executor=lambda: ... makes a new one where one broke"
         if self._make is not None:
             why = f"{MOST_TRIES} executors in a row were made that take none"

@@ -8,6 +8,7 @@ the samples, read again, have the same hash.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 from typing import (
@@ -50,6 +51,8 @@ _MOST_LOOKED_AT = 100_000
 _BLOCKS_AGAIN = 16
 """Blocks of samples that are read in one task for their hashes alone.  Chosen, as the
 blocks of a span (shard_plan.py)."""
+_UNREAD = "unread"
+"""In a plan: how many of the samples that were to be looked at could not be read."""
 _LOG = logging.getLogger("loaderkit")
 
 
@@ -111,19 +114,22 @@ class PackingRun:
         look = self._look_at_samples(rows)
         import_classes(look.structure)
         sizes = look.sizes
-        if len(sizes) < len(rows):
-            # Some could not be read.  Which part each size is of does not matter: the
-            # run will fail at them.
+        unread = len(rows) - len(sizes)
+        if unread:
+            # Which part each size is of does not matter: the run will fail at them.
             sizes = [-(-sum(sizes) // len(sizes))]
-        self.plan = ShardPlan.of(total, sizes, self.options.most_shard_bytes)
         description = {
             "format": SHARD_FORMAT,
             "fingerprint": fingerprint,
             "samples": total,
-            "part_bytes": list(self.plan.part_bytes),
             "compression": self.options.compression,
             "shard_bytes": self.options.most_shard_bytes,
         }
+        sizes, unread = self._sizes_to_plan_with(sizes, unread, description)
+        self.plan = ShardPlan.of(total, sizes, self.options.most_shard_bytes)
+        description["part_bytes"] = list(self.plan.part_bytes)
+        if unread:
+            description[_UNREAD] = unread
         intact = self.build.resume_in_any_order(description, self.source.values())
         self._keep_shards_of_unchanged_samples(intact)
         missing = [
@@ -137,6 +143,32 @@ class PackingRun:
             self._write_shards(missing, learned, bar)
             self._write_misnumbered(look.structure, bar)
         return self.structure.to_json()
+
+    def _sizes_to_plan_with(
+        self, sizes: list[int], unread: int, description: Mapping[str, Any]
+    ) -> tuple[list[int], int]:
+        """Keep to an unfinished run's sizes where a sample could not be looked at.
+
+        Once such a sample is mended it has a size, and by another cut the shards that
+        were finished could not be kept.
+
+        Args:
+            sizes: As they were looked at now.
+            unread: Samples that could not be looked at.
+            description: What decides the bytes of the cache, beside sizes.
+
+        Returns:
+            The sizes, and how many samples they lack.
+        """
+        earlier = self.build.unfinished_plan() or {}
+        earlier_sizes = earlier.get("part_bytes")
+        earlier_unread = earlier.get(_UNREAD, 0)
+        # Compared as it comes back from JSON, which has no tuples.
+        wanted = json.loads(json.dumps(description))
+        is_same_but_sizes = all(earlier.get(name) == wanted[name] for name in wanted)
+        if earlier_sizes and is_same_but_sizes and (unread or earlier_unread):
+            return earlier_sizes, earlier_unread
+        return sizes, unread
 
     def _look_at_samples(self, rows: list[int]) -> Look:
         """Look at the sizes of some samples, and at how they are built."""

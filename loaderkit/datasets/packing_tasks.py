@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import pickle
-import threading
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,14 +24,12 @@ from loaderkit.datasets.block_readers import (
     read_span,
 )
 from loaderkit.datasets.compiled_encoding import SampleEncoder
-from loaderkit.datasets.own_samples import count_nested_packings
 from loaderkit.datasets.shard_filling import ShardFiller, learn_trees
 from loaderkit.datasets.structure import Structure
 from loaderkit.error_texts import error_in_words
 from loaderkit.errors import DatasetError
 from loaderkit.fixes import Fix, Setting
 from loaderkit.library_files import where_raised
-from loaderkit.randomness import preserve_random_states
 from loaderkit.sending import how_to_unpickle
 
 if TYPE_CHECKING:
@@ -45,8 +41,6 @@ if TYPE_CHECKING:
     from loaderkit.datasets.shard_plan import ShardPlan
     from loaderkit.datasets.source_files import FileTracker, FileVersion
     from loaderkit.datasets.structure import Node
-
-_LOG = logging.getLogger("loaderkit")
 
 
 @dataclass(frozen=True)
@@ -387,54 +381,8 @@ class CommonRun:
             with job.making_samples():
                 yield self._tracker
             return
-        # The random numbers that a sample draws are the process's, and so is the
-        # position of a file that the dataset keeps open.
-        with (
-            job.tracker(all_threads=False) as tracker,
-            _turn_to_read(job.folder.parent),
-            preserve_random_states(),
-            job.making_samples(),
-        ):
+        with job.tracker(all_threads=False) as tracker, job.turn_to_read():
             yield tracker
-
-
-@contextmanager
-def _turn_to_read(cache: Path) -> Iterator[None]:
-    """Read samples while no other thread of this process does.
-
-    Code that makes samples may have another cache packed, in its own thread or in one
-    that it has started: that has a turn within its turn.
-    """
-    lock = _reading_lock(os.getpid(), count_nested_packings())
-    if not lock.acquire(timeout=_SAY_AFTER_S):
-        _LOG.warning(
-            "%s waits until another thread of this process has read samples; %.0f s so "
-            "far (if that one waits for this thread, neither ends: in load(), have no "
-            "other cache packed by a thread that was there before)",
-            cache,
-            _SAY_AFTER_S,
-        )
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-_SAY_AFTER_S = 10
-"""Chosen: few samples take longer to read."""
-
-
-@functools.cache
-def _reading_lock(
-    pid: int,  # noqa: ARG001 -- the cache's key
-    nested_packings: int,  # noqa: ARG001
-) -> threading.Lock:
-    """Give the lock of a process; one that was forked while it was held has another.
-
-    One for each depth is enough: who is deeper was started by who has the one above.
-    """
-    return threading.Lock()
 
 
 _OWN_RUNS: dict[Path, CommonRun] = {}

@@ -5,8 +5,11 @@ The oracle is packing without any process or thread: ``workers=0``.
 
 import itertools
 import os
+import pickle
 import random
 import signal
+import threading
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -137,6 +140,65 @@ def test_shards_that_numbered_their_variants_too_low_are_written_again(
     assert [str(sample) for sample in open_cache(tmp_path / "there")] == [
         str(sample) for sample in open_cache(tmp_path / "here")
     ]
+
+
+class TellsSeed(Drawn):
+    """Tells when its first sample is read, takes its time, and notes the seed then."""
+
+    def __init__(self, seed, count, rarity):
+        super().__init__(seed, count, rarity)
+        self.is_read = threading.Event()
+        self.seeds_seen = []
+
+    def __getitem__(self, row):
+        if not self.is_read.is_set():
+            self.seeds_seen.append(torch.initial_seed())
+            self.is_read.set()
+            time.sleep(0.2)
+        return super().__getitem__(row)
+
+
+def packs_at_once(first, second, folder, *executors):
+    """Pack one source while a thread packs another, and give the files of both."""
+    torch.manual_seed(3)
+    options = [
+        {"workers": 0} if executor is None else {"executor": executor}
+        for executor in executors
+    ]
+    thread = threading.Thread(
+        target=pack, args=(first, folder / "first.lk"), kwargs=options[0]
+    )
+    thread.start()
+    assert first.is_read.wait(60)
+    pack(second, folder / "second.lk", **options[1])
+    thread.join()
+    return shards_of(folder / "first.lk"), shards_of(folder / "second.lk")
+
+
+def shards_of(cache):
+    return {file.name: file.read_bytes() for file in cache.glob("*.h5")}
+
+
+@pytest.mark.parametrize("way", ["one pool", "no pool", "one of each"])
+def test_packs_at_once_in_threads_follow_from_the_seed_that_the_user_set(tmp_path, way):
+    """The process has another seed while samples of the one pack are read."""
+    second = Drawn(2, 30, 4)
+    wanted = []
+    for number, source in enumerate((Drawn(1, 30, 4), second)):
+        packed_files(source, tmp_path / f"wanted {number}", workers=0)
+        wanted.append(shards_of(tmp_path / f"wanted {number}"))
+    first = TellsSeed(1, 30, 4)
+    with threads(2) as pool:
+        executors = {
+            "one pool": (pool, pool),
+            "no pool": (None, None),
+            "one of each": (pool, None),
+        }[way]
+        files = packs_at_once(first, second, tmp_path, *executors)
+
+    assert list(files) == wanted
+    assert first.seeds_seen != [3]  # or nothing is shown
+    assert torch.initial_seed() == 3
 
 
 # Errors and deaths
@@ -285,6 +347,55 @@ def test_a_pool_that_is_broken_when_it_is_given_a_task_is_replaced(
         assert packed == wanted
 
 
+class RefusesWith(TakesSome):
+    """Runs so many tasks here, and raises some error of its own when given another."""
+
+    def __init__(self, task_count, error):
+        super().__init__(task_count)
+        self.error = error
+
+    def submit(self, function, /, *arguments):
+        if not self.tasks_left:
+            raise self.error
+        return super().submit(function, *arguments)
+
+
+@pytest.mark.parametrize("task_count", [0, 1, 3])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("cannot schedule new futures after shutdown"),
+        ConnectionError("the client is closed"),  # as dask's ClosedClientError
+        pickle.PicklingError("a lock cannot be pickled"),
+        TypeError("submit() takes 2 arguments"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_executor_that_refuses_a_task_is_told_of_whatever_it_raises(
+    tmp_path, error, task_count
+):
+    source = [{"x": np.full(8, row)} for row in range(24)]
+    path, shard_bytes = tmp_path / "c.lk", 24 * 64 // 6
+    with pytest.raises(DatasetError, match="takes no tasks") as caught:
+        pack(
+            source,
+            path,
+            executor=RefusesWith(task_count, error),
+            shard_bytes=shard_bytes,
+        )
+    assert f"{type(error).__name__}: {error}" in caught.value.what
+    assert "executor=lambda" in caught.value.fix
+
+    makers = iter([RefusesWith(task_count, error)])
+    cache = pack(
+        source,
+        path,
+        executor=lambda: next(makers, None) or TakesSome(10**6),
+        shard_bytes=shard_bytes,
+    )
+    assert len(cache) == 24
+
+
 def test_executors_that_never_take_a_task_are_told_of_and_not_made_for_ever(tmp_path):
     with pytest.raises(DatasetError, match="takes no tasks") as caught:
         pack([1], tmp_path / "a.lk", executor=lambda: TakesSome(0))
@@ -323,6 +434,69 @@ def test_workers_that_cannot_start_end_the_run(tmp_path):
     assert "initializer" in caught.value.why
     assert len(list((tmp_path / "c.lk").glob("*.h5"))) == 1
     assert len(pack(source, tmp_path / "c.lk", workers=0, shard_bytes=64)) == 80
+
+
+class Here(Executor):
+    """Runs tasks where they are given."""
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+class FailsAtRows(torch.utils.data.Dataset):
+    """Samples of drawn sizes; some rows raise, until they are mended."""
+
+    def __init__(self, seed, count):
+        chance = random.Random(seed)
+        self.sizes = [chance.choice([1, 2, 30]) for _ in range(count)]
+        self.failing = set()
+
+    def __len__(self):
+        return len(self.sizes)
+
+    def __getitem__(self, row):
+        if row in self.failing:
+            msg = f"row {row} has no atoms"
+            raise ValueError(msg)
+        return {"x": torch.full((self.sizes[row],), row)}
+
+
+@pytest.mark.many_cases(quick=2)
+@pytest.mark.parametrize("seed", range(24))
+def test_finished_shards_are_kept_whichever_samples_failed_in_between(tmp_path, seed):
+    """Also where one of those failed whose sizes are looked at before all others."""
+    chance = random.Random(seed)
+    count = chance.choice([30, 90, 150])
+    source = FailsAtRows(seed, count)
+    options = {"executor": Here(), "shard_bytes": chance.choice([300, 1_000])}
+    path = tmp_path / "c.lk"
+    looked_at = rows_to_look_at(count)[1:]  # without the first, nothing is packed
+
+    finished = {}
+    failed_looks = 0
+    for run in range(chance.choice([1, 2, 3])):
+        among = looked_at if (seed + run) % 2 else range(1, count)
+        source.failing = set(chance.sample(among, chance.choice([1, 2])))
+        failed_looks += not source.failing.isdisjoint(looked_at)
+        with pytest.raises(DatasetError, match=rf"row {min(source.failing)} has no"):
+            pack(source, path, **options)
+        files = {file.name: file.stat().st_ino for file in path.glob("*.h5")}
+        assert finished.items() <= files.items()
+        finished = files
+    source.failing = set()
+    cache = pack(source, path, **options)
+
+    files = {file.name: file.stat().st_ino for file in path.glob("*.h5")}
+    assert finished.items() <= files.items()
+    assert [sample["x"].tolist() for sample in cache] == [
+        [row] * size for row, size in enumerate(source.sizes)
+    ]
+    if not failed_looks:
+        whole = tmp_path / "whole.lk"
+        pack(source, whole, workers=0, shard_bytes=options["shard_bytes"])
+        assert files_of(path) == files_of(whole)
 
 
 class Restless(torch.utils.data.Dataset):

@@ -22,6 +22,15 @@ from test_packing_executors import Drawn
 from loaderkit import pack
 
 SHARD_BYTES = 3_000
+_TESTS = Path(__file__).parents[1]
+IMPORTED_FROM = os.pathsep.join(
+    str(folder)
+    for folder in (
+        _TESTS.parent,
+        *(_TESTS / name for name in ("datasets", "helpers", "soak")),
+    )
+)
+"""Where workers find the classes of this file, and what it imports."""
 
 
 class WithoutPythonsRandom(Drawn):
@@ -135,10 +144,7 @@ def ray_executor():
 
     from loaderkit.integrations.ray import RayExecutor
 
-    # Workers find the classes of this file where this process has them.
-    tests = Path(__file__).parents[1]
-    paths = [str(tests / "soak"), str(tests / "datasets"), str(tests.parent)]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": IMPORTED_FROM, "OMP_NUM_THREADS": "1"}
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -211,12 +217,7 @@ def run_mpi(tmp_path):
     script.write_text(MPI)
     mpiexec = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3"]
     command = [*mpiexec, sys.executable, "-m", "mpi4py.futures", script]
-    root = Path(__file__).parents[2]
-    folders = [
-        str(root),
-        *(str(root / "tests" / name) for name in ("datasets", "soak")),
-    ]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
+    variables = {**os.environ, "PYTHONPATH": IMPORTED_FROM}
     return subprocess.Popen([*command, tmp_path / "c.lk"], env=variables)
 
 
