@@ -262,7 +262,9 @@ def _pack_within(
     writer = ShardWriter(path, options.compression)
     common = CommonPart(job, writer, source.state())
     file = job.block("common")
-    is_alone = options.workers == 0
+    # Until workers are started.  Those of an executor may be threads of this process,
+    # of which others know nothing.
+    is_alone = options.executor is None
     stack.enter_context(doing_tasks_of(common, file, is_alone=is_alone))
     engine: LocalEngine | ExecutorEngine
     if options.executor is None:

@@ -179,7 +179,8 @@ class SpanTask:
         try:
             span = _read_rows(self, values_file)
             with writing(file):
-                if span.block.bytes_in_memory >= _SMALL_BYTES or span.block.file:
+                most_bytes = self.plan.bytes_kept_of_span(self.shard)
+                if span.block.bytes_in_memory > most_bytes or span.block.file:
                     span.block.spill(values_file)
                 run.set_aside(file, span)
         except BaseException:
@@ -196,10 +197,6 @@ class SpanTask:
             span.trees,
             span.first_keys,
         )
-
-
-_SMALL_BYTES = 64 << 10
-"""So many bytes of values need no file of their own."""
 
 
 def values_file_of(span: Path) -> Path:
@@ -332,7 +329,7 @@ class CommonRun:
         common: What its tasks have in common.
         tracker: What notes the files that the process opens, where it does nothing but
             read samples; else each task has its own.
-        is_alone: No other process does tasks of the run.
+        is_alone: No other process does tasks of the run, until ``share`` is called.
     """
 
     def __init__(
@@ -357,9 +354,20 @@ class CommonRun:
         """
         if self._is_alone:
             self._spans[file] = span
-            return
-        with file.open("wb") as raw:
-            pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
+        else:
+            _write_span(file, span)
+
+    def share(self) -> None:
+        """Let other processes take up what was set aside here, and what will be.
+
+        Raises:
+            CacheError: It cannot be written.
+        """
+        self._is_alone = False
+        for file in list(self._spans):
+            with writing(file):
+                _write_span(file, self._spans[file])
+            del self._spans[file]
 
     def take_up(self, file: Path) -> EncodedSpan:
         """Give samples that were set aside.
@@ -383,6 +391,11 @@ class CommonRun:
             return
         with job.tracker(all_threads=False) as tracker, job.turn_to_read():
             yield tracker
+
+
+def _write_span(file: Path, span: EncodedSpan) -> None:
+    with file.open("wb") as raw:
+        pickle.dump(span, raw, pickle.HIGHEST_PROTOCOL)
 
 
 _OWN_RUNS: dict[Path, CommonRun] = {}

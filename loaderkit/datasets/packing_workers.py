@@ -31,7 +31,7 @@ import torch
 from loaderkit.cache.durable import not_written, remove
 from loaderkit.datasets.own_samples import have_all_threads_make_samples
 from loaderkit.datasets.packing_failures import TaskFailure, pickle_or_nothing
-from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled
+from loaderkit.datasets.packing_tasks import doing_tasks_of, not_unpickled, run_of
 from loaderkit.datasets.sources import describe_rows
 from loaderkit.error_texts import error_in_words
 from loaderkit.errors import DatasetError
@@ -141,6 +141,7 @@ class LocalEngine:
 
         Raises:
             DatasetError: No worker could be started.
+            CacheError: What was read here cannot be written for the workers.
         """
         future: Future[Any] = Future()
         if self._does_here():
@@ -223,6 +224,7 @@ class LocalEngine:
             self._all_start_at = time.monotonic()
             if self._asked_for is None:
                 self._all_start_at += _ONE_WORKER_S
+            run_of(self._file).share()
             self._start_missing_workers()
         return self._does_all_here
 

@@ -142,12 +142,27 @@ class ShardPlan:
 
         A span has whole blocks; its length does not matter to the bytes of the shard.
         """
-        rows = self.rows_of(shard)
-        blocks = -(-self.samples // self.block_samples)
-        span_blocks = max(1, min(_MOST_SPAN_BLOCKS, blocks // _ENOUGH_SPANS))
-        step = span_blocks * self.block_samples
+        rows, step = self.rows_of(shard), self._span_samples
         for start in rows[::step]:
             yield range(start, min(rows.stop, start + step))
+
+    def bytes_kept_of_span(self, shard: int) -> int:
+        """Say how many bytes of a span may wait in memory until its shard is written.
+
+        All spans of a shard together have no more than a block then.  More of one go to
+        a file: to make and remove that takes as long as to copy a megabyte.
+
+        >>> ShardPlan.of(1000, [1300], 10**8).bytes_kept_of_span(0) == BLOCK_BYTES // 16
+        True
+        """
+        spans = len(self.rows_of(shard)[:: self._span_samples])
+        return BLOCK_BYTES // max(1, spans)
+
+    @property
+    def _span_samples(self) -> int:
+        blocks = -(-self.samples // self.block_samples)
+        span_blocks = max(1, min(_MOST_SPAN_BLOCKS, blocks // _ENOUGH_SPANS))
+        return span_blocks * self.block_samples
 
 
 def _bytes_of_segments(samples: int, part_bytes: Sequence[int]) -> int:

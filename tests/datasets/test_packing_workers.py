@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from ended_children import pages_of_ended_children
+from torch_geometric.data import Data
 
 from loaderkit import open_cache, pack
 from loaderkit.datasets import packing_workers
@@ -222,6 +223,51 @@ def test_many_samples_in_memory_are_read_by_workers_too(tmp_path, workers):
 
     last = open_cache(tmp_path / "c")[199]
     assert last["x"].tolist() == [199] * 3
+
+
+class AskedAboutSlowly(Data):
+    """A graph of which one takes a second to be asked how it is joined."""
+
+    folder, slow_number = None, None
+
+    def __cat_dim__(self, key, value, *args, **kwargs):
+        (self.folder / f"asked by {os.getpid()}").touch()
+        if value[0, 0] == self.slow_number:
+            time.sleep(1)
+        return super().__cat_dim__(key, value, *args, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork",
+    reason="what lies in memory is sent to no worker that is started anew",
+)
+@pytest.mark.parametrize(
+    ("slow_row", "numbers", "shard_bytes"),
+    [(5, 3, 1 << 20), (60, 3, 1 << 20), (130, 3, 2_000), (70, 20_000, 1 << 24)],
+    ids=["first span", "middle", "several shards", "spans with files"],
+)
+def test_what_was_read_before_workers_start_is_packed_as_by_one_process(
+    tmp_path, slow_row, numbers, shard_bytes
+):
+    """Whatever waits in this process by then: nothing, spans, shards, large spans."""
+    AskedAboutSlowly.folder, AskedAboutSlowly.slow_number = tmp_path, slow_row
+    samples = [
+        AskedAboutSlowly(x=torch.full((numbers, 1), float(n))) for n in range(160)
+    ]
+
+    pack(samples, tmp_path / "c", shard_bytes=shard_bytes)
+    AskedAboutSlowly.slow_number = None
+    processes = len(list(tmp_path.glob("asked by *")))
+    pack(samples, tmp_path / "wanted", workers=0, shard_bytes=shard_bytes)
+
+    assert names_of_shards(tmp_path / "c") == names_of_shards(tmp_path / "wanted")
+    assert processes > 1
+
+
+def names_of_shards(cache):
+    """Name the files, which are called by what is in them."""
+    return sorted(file.name for file in cache.glob("*.h5"))
 
 
 class KeepsItsFile(torch.utils.data.Dataset):
