@@ -140,11 +140,16 @@ def _is_statement_below(line: Line, following: Line) -> bool:
 
     >>> _is_statement_below(Line(14, "# out of memory"), Line(8, "evict(n)"))
     True
+    >>> _is_statement_below(Line(14, "# out of memory"), Line(12, "# n = load(x)"))
+    True
     >>> _is_statement_below(Line(14, 'log("out of memory")'), Line(8, "return nil"))
     True
     """
-    if _COMMENT.match(line.words):
-        return _STATEMENT.match(following.words) is not None
+    comment = _COMMENT.match(line.words)
+    if comment is not None:
+        # The statements below an error can be commented out, too.
+        statement = following.words.removeprefix(comment["mark"]).lstrip()
+        return _STATEMENT.match(statement) is not None
     if line.words.endswith(":") and _LABEL_OF_AN_ERROR.match(following.words):
         return True
     if _END_OF_STATEMENT.search(line.words) is None:
@@ -153,7 +158,7 @@ def _is_statement_below(line: Line, following: Line) -> bool:
     return is_assignment or _JUMP.match(following.words) is not None
 
 
-_COMMENT = re.compile(r"(?:#|//|--|%)[ ]\w")
+_COMMENT = re.compile(r"(?P<mark>#|//|--|%)[ ]\w")
 _END_OF_STATEMENT = re.compile(r"[\w\"'`)]\)$|[;{}]$")
 _ASSIGNMENT = re.compile(r"[a-z][\w.]{0,40} :?= \w[\w.]{0,40}\(")
 _JUMP = re.compile(
@@ -162,6 +167,8 @@ _JUMP = re.compile(
 _STATEMENT = re.compile(
     r"[\w.]{1,60}\([^\n]{0,160}\)[;,]?$|[^\n]{0,160}[;{}]$"
     r"|(?:return|break|continue|pass|raise|throw|yield)\b"
+    r"|(?:[a-z]{2,8} )?[a-z_][\w.]{0,40}(?:\[[^\]\n]{0,40}\])? ?[:+*/-]?= ?"
+    r"(?:[\w.]{1,60}[(\[][^\n]{0,160}[)\]]|[\w.\"'-]{1,60});?$"
 )
 _LABEL_OF_AN_ERROR = re.compile(r"(?:[A-Z][\w.]{0,60})?(?:Error|Exception): \S")
 

@@ -19,6 +19,8 @@ MARKS = BEGINS_ANEW + COLUMN
 CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,:]\d{1,9})?"
 PROCESS = r"\((?:[\w.:-]{1,60} ){0,3}(?:pid|ip|rank|node)=[^()\n]{1,120}\)"
 LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|NOTICE|TRACE)"
+_LEVEL_OF_AN_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|[EF]\d{4} ")
+"""In a prefix, with glog's letter before the day."""
 _PREFIX = re.compile(
     r"[ \t]*(?:"
     # times
@@ -91,6 +93,15 @@ def _prefixes(line: str) -> Iterator[re.Match[str]]:
             return
         yield match
         start = match.end()
+
+
+def states_an_error(line: str) -> bool:
+    """Whether what a log put before a line has the level of an error.
+
+    >>> [states_an_error(f"{level}: full") for level in ("FATAL", "WARNING")]
+    [True, False]
+    """
+    return any(_LEVEL_OF_AN_ERROR.search(prefix[0]) for prefix in _prefixes(line))
 
 
 def without_prefixes(line: str, kinds: frozenset[tuple[str, int]]) -> str:

@@ -26,6 +26,7 @@ from loaderkit.budget.diagnosis.line_prefixes import (
     MOST_PREFIXES,
     NOT_COUNTED,
     kinds_of_prefixes,
+    states_an_error,
     without_prefixes,
 )
 
@@ -215,6 +216,42 @@ def clean_log(text: str) -> str:
     joined = join_lines(list(_without_repetitions(_clean_lines(text))))
     openings = [match for line in raw_lines for match in _openings(line)]
     return _JOINED_LITERALS.sub("", _without_closing_marks(joined, openings))
+
+
+def with_levels_as_labels(cleaned: str, text: str) -> str:
+    r"""Write the level of an error, which a log had before a line, as its label.
+
+    Args:
+        cleaned: What :func:`clean_log` left of the text.
+        text: As it was pasted.
+
+    Returns:
+        The cleaned text with "error: " before the lines that such a level stood before;
+        not where one went on in the next line.
+
+    >>> text = "FATAL: heap limit exceeded\nINFO: 3 workers ended, none is left"
+    >>> with_levels_as_labels(clean_log(text), text)
+    'error: heap limit exceeded\n3 workers ended, none is left'
+    """
+    lines = _COLOUR.sub("", _ESCAPED_COLOUR.sub("", text)).split("\n")
+    kinds = kinds_of_prefixes(lines) | _ALONE
+    labelled = []
+    position = 0
+    error_lines = itertools.islice(filter(states_an_error, lines), _MOST_LABELLED)
+    for line in error_lines:
+        words = _BLANKS.sub(" ", without_prefixes(line, kinds)).strip()
+        start = cleaned.find(words[:_RECOGNISED_BY], position) if words else -1
+        is_line = start == 0 or (start > 0 and cleaned[start - 1] == "\n")
+        if is_line:
+            labelled += [cleaned[position:start], "error: "]
+            position = start
+    return "".join([*labelled, cleaned[position:]])
+
+
+_RECOGNISED_BY = 40
+"""Characters by which a line is found again; what is behind them can be joined."""
+_MOST_LABELLED = 200
+"""Lines that are looked for in the whole text: so the time stays linear in it."""
 
 
 def _without_closing_marks(text: str, openings: list[re.Match[str]]) -> str:

@@ -31,7 +31,7 @@ from loaderkit.budget.diagnosis.lexicon import (
     is_about_something_else,
     speaks_of_the_host,
 )
-from loaderkit.budget.diagnosis.log_text import clean_log
+from loaderkit.budget.diagnosis.log_text import clean_log, with_levels_as_labels
 from loaderkit.budget.diagnosis.moods import Span, find_mood
 from loaderkit.budget.diagnosis.oom_patterns import (
     MessagePattern,
@@ -198,36 +198,50 @@ def read_message(text: str) -> Message:
     ('buffer_too_large', 'mps', 20884278477)
     >>> read_message("a friend of mine ran out of memory").is_oom
     False
+    >>> read_message("FATAL: memory usage exceeds the limit").is_oom
+    True
     """
     cleaned = clean_log(in_english(text))
     if "\\u" in text:  # JSON writes other alphabets with escapes, which are read now
         cleaned = in_english(cleaned)
-    cleaned = set_quotations_apart(cleaned)
+    message = _read_cleaned(set_quotations_apart(cleaned))
+    if message.kind is None:
+        # The level of a log is taken away with its prefixes, so that lines can be
+        # joined; where nothing else says that it is an error's text, the level does.
+        labelled = with_levels_as_labels(cleaned, text)
+        if labelled != cleaned:
+            as_error = _read_cleaned(set_quotations_apart(labelled))
+            message = message if as_error.is_oom is False else as_error
+    return replace(message, raw=text)
+
+
+def _read_cleaned(cleaned: str) -> Message:
+    """Recognise an error text without what a log added to it."""
     phrases = TextPhrases(cleaned)
 
     # A sure wording knows more than its words say: which number is which, and why.
     wording, match = _first_pattern_match(phrases)
     if wording is not None and match is not None and wording.is_oom is True:
-        return replace(_read_pattern_match(cleaned, wording, match), raw=text)
+        return _read_pattern_match(cleaned, wording, match)
 
     # Of one that is not sure, and of none, the words decide.
     finding = find_exhaustion(cleaned, phrases)
     if finding is not None and not _pattern_knows_better(wording, match, finding):
-        return replace(_read_finding(cleaned, finding), raw=text)
+        return _read_finding(cleaned, finding)
     if wording is not None and match is not None:
         message = _read_pattern_match(cleaned, wording, match)
         if finding is not None and _confirms_pattern(finding, wording, match):
             message = replace(message, is_oom=True)
-        return replace(message, raw=text)
+        return message
 
     # Nothing is reported: say which words only look like it.
     mention = find_mention(phrases)
     if mention is None:
-        return Message(raw=text)
+        return Message()
     unread = f'"{mention.words}" tells of no event here'
     if mention.reasons:
         unread += f": {', '.join(mention.reasons[:_MOST_REASONS])}"
-    return Message(raw=text, unread=(unread,))
+    return Message(unread=(unread,))
 
 
 def _first_pattern_match(

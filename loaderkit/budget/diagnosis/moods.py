@@ -261,9 +261,10 @@ _PIECES = {
         r"(?:(?:cuda|gpu|hip|xpu|npu|mps|metal|host|device|system|kernel|memory|buffer"
         r"|the|an?|running) ){0,3}[\"'`]?"
     ),
-    # A line of a program, in whatever language.
+    # A line of a program, in whatever language, or one that was commented out.
     "code": (
-        r"(?:\s*(?:[\w.]{1,60}(?:\[[^\]\n]{0,40}\])? ?[-+*/|:]?= ?\S[^\n]{0,160}"
+        r"(?:\s*(?:(?:#|//|--) ?)?"
+        r"(?:[\w.]{1,60}(?:\[[^\]\n]{0,40}\])? ?[-+*/|:]?= ?\S[^\n]{0,160}"
         r"|(?:return|import|from|def|class|if|for|while|try|with|raise|assert|break"
         r"|continue|pass|else|SELECT|INSERT|UPDATE|CREATE)\b[^\n]{0,160}"
         r"|[\w.]{1,60}\([^\n]{0,160}\)[;,]?|[^\n]{0,160}[;{}]))"
