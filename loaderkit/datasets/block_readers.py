@@ -21,7 +21,7 @@ from loaderkit.datasets.own_samples import making_samples_for
 from loaderkit.datasets.reading_turns import turn_to_read
 from loaderkit.datasets.source_files import FileTracker, FileVersion, TrackFiles
 from loaderkit.datasets.streams import StreamSource
-from loaderkit.error_texts import error_in_words
+from loaderkit.error_texts import error_in_words, is_out_of_memory
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import where_raised
 from loaderkit.randomness import mix_seed, preserve_random_states, seed_all
@@ -314,7 +314,10 @@ def about_sample(
         return error
     message = f"{sample_name} could not be loaded: {error_in_words(error)}"
     fix = "correct or leave out this sample and run again; finished shards are kept"
-    if is_span:
+    if is_out_of_memory(error):
+        fix = "fewer workers=, or free memory of other programs, and run again; "
+        fix += "finished shards are kept"
+    elif is_span:
         fix = "correct the function that gives the samples of a span, or say as many "
         fix += "spans= as it has parts, and run again; finished shards are kept"
     return DatasetError(message, why=where_raised(error), fix=fix)

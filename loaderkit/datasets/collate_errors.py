@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderkit.datasets.gathering import UnlikeShapesError
+from loaderkit.error_texts import is_out_of_memory
 from loaderkit.errors import DatasetError, LoaderkitError
 from loaderkit.library_files import is_library_file
 from loaderkit.stand_ins import value_in_place_of_none
@@ -24,13 +25,16 @@ _PACKAGE = Path(__file__).parents[1]
 
 _COLLATE_ERRORS = (
     *(AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError),
-    *(RuntimeError, NotImplementedError, AssertionError, MemoryError),
+    *(RuntimeError, NotImplementedError, AssertionError),
 )
 """What torch and PyG say of samples that they cannot join."""
 
 
 class Collating:
     """A block that turns what torch or PyG say of unlike samples into our error.
+
+    What an allocator raises passes through: trainers that try a smaller batch know
+    torch's errors, and samples of another form would take as much.
 
     A class, because every batch is made in one: a generator takes 2 us more.
 
@@ -58,6 +62,8 @@ class Collating:
     ) -> None:
         is_ours = isinstance(error, LoaderkitError | UnlikeShapesError)
         if is_ours or not isinstance(error, _COLLATE_ERRORS):
+            return
+        if is_out_of_memory(error):
             return
         message = f"The samples of this batch cannot be joined: {error!r:.300}."
         why = "torch or PyG cannot join what they hold, or they are built differently"

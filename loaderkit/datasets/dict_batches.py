@@ -48,6 +48,7 @@ from loaderkit.datasets.ragged import (
 )
 from loaderkit.datasets.ragged_fields import Joining, as_tensor, column_shapes
 from loaderkit.datasets.structure import Leaf, Nest
+from loaderkit.error_texts import is_out_of_memory
 from loaderkit.errors import DatasetError
 from loaderkit.memory.shm_batch import default_collate
 from loaderkit.nests import attribute_names
@@ -419,8 +420,11 @@ def _collate_plain(values: Sequence[Any]) -> Any:
     """
     try:
         return default_collate(cast("list[Any]", values))  # any sequence will do
-    except (TypeError, RuntimeError, ValueError, OverflowError, NotImplementedError):
-        if any(value is None for value in values) and any(map(_is_joined, values)):
+    except (
+        *(TypeError, RuntimeError, ValueError, OverflowError, NotImplementedError),
+    ) as error:
+        has_none = any(value is None for value in values)
+        if is_out_of_memory(error) or (has_none and any(map(_is_joined, values))):
             raise
         return values
 

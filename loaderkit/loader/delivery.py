@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from loaderkit.error_texts import is_out_of_memory
 from loaderkit.errors import LoaderError
 from loaderkit.interrupts import tell_signals_apart
 from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt, is_sent
@@ -290,7 +291,7 @@ def _not_sent(error: Exception) -> LoaderError:
     why = "a batch is pickled to leave its worker, and something in it cannot be"
     fix = "return tensors without autograd (.detach()), and no functions, locks or "
     fix += "generators; or num_workers=0"
-    if isinstance(error, OSError | MemoryError):
+    if isinstance(error, OSError) or is_out_of_memory(error):
         why = "it is copied to shared memory, and the system gave none"
         fix = "a smaller batch_size, fewer workers or num_workers=0"
     message = "A batch could not be sent from its worker: "

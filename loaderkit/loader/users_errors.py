@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from loaderkit.error_texts import error_in_words, text_of_error
+from loaderkit.error_texts import error_in_words, is_out_of_memory, text_of_error
 from loaderkit.errors import LoaderError
 from loaderkit.fixes import Fix
 from loaderkit.forking import tells_of_forked_device
@@ -45,11 +45,19 @@ def error_about(
         A LoaderError to be raised from ``error``.  It is also of the type of ``error``
         and has its attributes.
     """
+    is_users_code = why is None
     if why is None:
         why = where_raised(error)
     if tells_of_forked_device(text_of_error(error)):
         why = f"the device was used before the workers were forked; {why}"
         fix = "num_workers=0, or keep samples on the host"
+    elif is_out_of_memory(error):
+        # Whatever the caller found that samples are not alike in is not the reason.
+        why = f"no memory was left for it; {where_raised(error)}"
+        less = "a smaller batch_size, fewer workers or smaller samples "
+        less += "(loaderkit.diagnose_oom(error) says more)"
+        # But code that asks for too much may be at fault.
+        fix = f"{less}; or {fix}" if is_users_code else less
     message += error_in_words(error)
     return _build_error(ErrorContent.of(error), message, why, fix)
 

@@ -7,6 +7,7 @@ of its own (RLIMIT_DATA: private memory, without the maps of files).
 
 import dataclasses
 import functools
+import gc
 import multiprocessing
 import os
 import resource
@@ -21,6 +22,7 @@ from torch_geometric.data import Data, HeteroData
 
 from loaderkit import open_cache
 from loaderkit.errors import LoaderkitError
+from loaderkit.testing import assert_same
 
 NUMBERS = 60_000
 SHARD_BYTES = 40 << 20
@@ -100,14 +102,21 @@ SEEDS = {
     "variants": (_make_variants, None),
 }
 
+
+def whole_batch(dataset):
+    """Give a batch of all samples, or what the allocator raises."""
+    return dataset.batch(range(len(dataset)))
+
+
+TWO_SAMPLES = "two samples"
 WHOLE_BATCH = "a batch of all samples"
 ASKS = {
     "the first sample": lambda dataset: dataset[0],
     "the last sample": lambda dataset: dataset[len(dataset) - 1],
-    "two samples": lambda dataset: dataset.batch([0, 1]),
+    TWO_SAMPLES: lambda dataset: dataset.batch([0, 1]),
     "sizes": lambda dataset: dataset.sizes(),
     "a key": lambda dataset: dataset.key(0),
-    WHOLE_BATCH: lambda dataset: dataset.batch(range(len(dataset))),
+    WHOLE_BATCH: whole_batch,
 }
 
 
@@ -133,10 +142,29 @@ class Trial(NamedTuple):
     numbers: range
     """Which mutants."""
     times: int
-    """Private memory, as a multiple of a shard.  The batch of all samples may take what
-    it has when it is done and one shard less: PyG's vector ``batch``, its sparse blocks
-    and Python's own strings and numbers make more than twice a shard of what a shard
-    has."""
+    """Private memory, as a multiple of a shard.  Batches may take what that of all
+    samples has when it is done and one shard less: PyG's vector ``batch``, its sparse
+    blocks, a tensor for each number of a list, and Python's own strings and numbers
+    make more than twice a shard of what a shard has."""
+
+
+def whole_batch_or_list(dataset):
+    """Give another form of batch where memory runs out, as no reader should."""
+    try:
+        return whole_batch(dataset)
+    except (MemoryError, RuntimeError):
+        return []
+
+
+class LimitTrial(NamedTuple):
+    """Batches of unchanged caches, under growing limits."""
+
+    names: tuple
+    """Which seeds."""
+    ask: object
+    """Gives a batch of a dataset: the same under any limit, or an error."""
+    limits_bytes: tuple = tuple(int(1.5**power) for power in range(28, 44))
+    """Private memory, 85 KB to 37 MB."""
 
 
 def try_in_child(folder, trials):
@@ -144,8 +172,8 @@ def try_in_child(folder, trials):
 
     Args:
         folder: Where they may be written.
-        trials: One after the other in the same process, which takes 6 s of CPU to
-            begin: it imports PyG and packs what it changes.
+        trials: Of ``Trial`` or ``LimitTrial``, one after the other in the same process,
+            which takes 6 s of CPU to begin: it imports PyG and packs what it changes.
 
     Returns:
         Figures of each: a failure is anything but an answer, or an error of
@@ -180,13 +208,17 @@ def _send_figures(folder, trials, answers):
         path.mkdir()
         # And here, so that one trial does not live on what another has left free.
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            arguments = (seeds, path, trial, whole_bytes)
-            figures.append(pool.apply(_try_mutants, arguments))
+            if isinstance(trial, LimitTrial):
+                figures.append(pool.apply(_try_limits, (folder, trial)))
+            else:
+                arguments = (seeds, path, trial, whole_bytes)
+                figures.append(pool.apply(_try_mutants, arguments))
     answers.send(figures)
 
 
 def _try_mutants(seeds, path, trial, whole_bytes):
     numbers, times = trial
+    gc.freeze()  # What is here by now need not be looked through for each question.
     mutator, figures, before = strangers.Mutator(seeds), Figures(), {}
     for number in numbers:
         mutant = mutator.mutant(number)
@@ -195,7 +227,7 @@ def _try_mutants(seeds, path, trial, whole_bytes):
         for question, ask in ASKS.items():
             shard_bytes = largest_shard(mutant.seed)
             room = int(times * shard_bytes)
-            if question == WHOLE_BATCH:
+            if question in {TWO_SAMPLES, WHOLE_BATCH}:
                 kept_bytes = whole_bytes[mutant.seed.name]
                 room = max(room, kept_bytes + int((times - 1) * shard_bytes))
             room += HEAP_BYTES
@@ -213,11 +245,36 @@ def _try_mutants(seeds, path, trial, whole_bytes):
     return figures
 
 
+def _try_limits(folder, trial):
+    figures = Figures()
+    gc.freeze()
+    for name in trial.names:
+        path = _path_of(folder, name)
+        unlimited = whole_batch(open_cache(path, classes=strangers.CLASSES))
+        for nbytes in trial.limits_bytes:
+            try:
+                batch = _ask_within(nbytes, trial.ask, path, "once")
+            except (MemoryError, RuntimeError, LoaderkitError) as error:
+                figures.refused += 1
+                if not _ran_out(error) or isinstance(error, LoaderkitError):
+                    figures.failures.append((name, nbytes, repr(error)))
+                continue
+            figures.answered += 1
+            try:
+                assert_same(batch, unlimited)
+            except AssertionError as error:
+                figures.failures.append((name, nbytes, str(error)))
+    return figures
+
+
+def _path_of(folder, name):
+    return folder / name.replace(" ", "-")
+
+
 def _whole_batch_bytes(seed, folder):
     """Say what the batch of all samples of an unchanged cache keeps once made."""
-    dataset = open_cache(
-        folder / seed.name.replace(" ", "-"), classes=strangers.CLASSES
-    )
+    path = _path_of(folder, seed.name)
+    dataset = open_cache(path, classes=strangers.CLASSES)
     before = _private_bytes()
     try:
         batch = ASKS[WHOLE_BATCH](dataset)
@@ -241,10 +298,13 @@ def _array_bytes(array):
 
 
 def _ask_within(nbytes, ask, path, checksums):
+    # Else what the questions before left in circles counts as taken, and is room once
+    # Python collects it.
+    gc.collect()
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (_private_bytes() + nbytes, hard))
     try:
-        ask(open_cache(path, checksums=checksums, classes=strangers.CLASSES))
+        return ask(open_cache(path, checksums=checksums, classes=strangers.CLASSES))
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -258,9 +318,12 @@ def _private_bytes():
 
 
 def _ran_out(error):
-    """Say whether an error of loaderkit's came of memory that the limit refused."""
+    """Say whether an error of loaderkit's came of memory that the limit refused.
+
+    torch's allocator says so in a RuntimeError.
+    """
     while error is not None:
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -107,15 +107,26 @@ def allocator(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.needs("proc")
 @pytest.mark.usefixtures("allocator")
-def test_a_mutant_takes_at_most_twice_its_shard(tmp_path):
+def test_a_batch_takes_at_most_twice_its_shard_and_is_whole_or_none(tmp_path):
     law = large_strangers.Trial(range(40), times=2)
-    planted = large_strangers.Trial(range(5), times=0)
+    # Some ask torch for more than the heap has free, whatever was there before.
+    planted = large_strangers.Trial(range(21), times=0)
 
-    figures, of_planted = large_strangers.try_in_child(tmp_path, [law, planted])
+    names = ("graphs", "sparse", "texts", "numbers zstd")
+    in_one_form = large_strangers.LimitTrial(names, large_strangers.whole_batch)
+    swallowed = large_strangers.LimitTrial(names, large_strangers.whole_batch_or_list)
+
+    figures, of_planted, of_form, of_swallowed = large_strangers.try_in_child(
+        tmp_path, [law, planted, in_one_form, swallowed]
+    )
 
     assert not figures.failures, "\n".join(map(str, figures.failures))
     assert figures.answered > 40
     assert of_planted.failures
+    assert not of_form.failures, "\n".join(map(str, of_form.failures))
+    assert of_form.refused > 10
+    assert of_form.answered > 4
+    assert of_swallowed.failures
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from loaderkit.budget.cutting import take_events
 from loaderkit.composed_joining import own_collate
-from loaderkit.error_texts import error_in_words
+from loaderkit.error_texts import error_in_words, is_out_of_memory
 from loaderkit.errors import OptionError, StepError
 from loaderkit.fixes import Either, Fix, Setting
 from loaderkit.joining import join
@@ -452,6 +452,8 @@ def _join_rows(
     try:
         return join(samples, default_collate)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         message = "The samples of a batch cannot be joined: "
         message += error_in_words(error)
         why = "torch joins fields of one shape, and they were not packed"
