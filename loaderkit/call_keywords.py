@@ -134,9 +134,20 @@ def _name_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     if not args:
         return name if name != "__init__" else owner.rpartition(".")[2]
     kind = args[0] if isinstance(args[0], type) else type(args[0])
+    if _lacks_self(function, args):
+        return name
     if name == "__call__":
         return f"{kind.__name__}()"
     return kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+
+
+def _lacks_self(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Tell whether a method was called on its class: ``SafeDataset.load("a")``."""
+    owner, dot, name = function.__qualname__.rpartition(".")
+    if not dot or owner.endswith("<locals>") or name == "__init__" or not args:
+        return False
+    kind = args[0] if isinstance(args[0], type) else type(args[0])
+    return all(base.__qualname__ != owner for base in kind.__mro__)
 
 
 def _keyword_hints(
@@ -194,6 +205,10 @@ def _refuse_call(
         pairs = zip(by_name, too_many, strict=False)
         named = [f"{name}={_as_code(value)}" for name, value in pairs]
         fix = f"{caller}({', '.join([*by_position, *named])})"
+    if _lacks_self(function, args):
+        why = "it is a method of an object, and was called on the class"
+        fix = f"dataset = loaderkit.open_cache(path), then dataset.{fix}"
+        return OptionError(message, why=why, fix=fix)
     hint = CALL_HINTS.get(function.__qualname__.removesuffix(".__init__"))
     if hint:
         fix = hint.fix

@@ -35,6 +35,11 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
     if not callable(value):
         message = f"{name} must be a function, got {show_value(value)}."
         why = f"its type, {type(value).__name__}, cannot be called"
+        if name in _OF_TRANSFORMS and _are_functions(value):
+            why = "it holds functions, and is none"
+            fix = f"{name}=torch_geometric.transforms.Compose([...]), which calls them "
+            fix += "one after the other"
+            raise OptionError(message, why=why, fix=fix)
         raise OptionError(message, why=why, fix=Setting(name, code=example))
     if isinstance(value, type) and any("__call__" in vars(k) for k in value.__mro__):
         message = f"{name} must be a function, got the class {value.__name__}."
@@ -47,6 +52,14 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
         raise OptionError(message, why=why, fix=Setting(name, code=example))
     _refuse_deferred(name, value, takes)
     return value
+
+
+_OF_TRANSFORMS = frozenset({"transform", "batch_transform", "function"})
+
+
+def _are_functions(value: object) -> bool:
+    """Tell whether it is a list of functions, as several transforms are given."""
+    return isinstance(value, list | tuple) and bool(value) and all(map(callable, value))
 
 
 def check_function_of_samples(function: object, *, with_indices: bool) -> None:

@@ -47,6 +47,11 @@ _NO_SPLITS = "a cache has rows and no splits"
 _OF_WINDOWS = "which windows there are is said by keys(), and load(start) cuts one"
 _OF_RANKS = "the loader knows its rank, and trainers do not shard it again"
 _OF_ONE_GRAPH = "it samples from one graph; this loader joins many"
+_LENGTHS_ARE_KNOWN = (
+    "a cache knows the lengths of its samples, and needs no field of them"
+)
+_SAMPLES_FIRST = "a padded batch is [samples, length, ...]"
+_BOUNDS_OF_BUCKETS = "where a bucket begins follows from the sizes of the samples"
 _JOINED_BY_PYG = "graphs are joined as PyG joins them, without padding"
 
 _DTYPES = "fields keep the dtypes that the samples have"
@@ -67,7 +72,7 @@ SIZE_NAMES: Mapping[str, frozenset[str]] = {
 
 _BUILD_LOADER: Mapping[str, Hint] = {
     **_hints(
-        "ragged pad_value padding pad_token_id",
+        "ragged pad_value padding padding_value pad_token_id",
         Hint(
             'build_loader(open_cache(path, ragged="padded", pad_value=0))', _OF_DATASET
         ),
@@ -106,6 +111,15 @@ _BUILD_LOADER: Mapping[str, Hint] = {
         for prefix in ("", "num_", "n_", "total_")
         if (prefix, name) != ("", size)
     },
+    # Of one sample, as in Hugging Face's tokenizers
+    **_hints(
+        "max_length max_len max_seq_len max_seqlen max_seq_length max_sequence_length",
+        Hint(
+            "build_loader(dataset[dataset.sizes().tokens <= 512]), or cut samples in "
+            "transform=; max_tokens=10_000 for a batch",
+            "samples are kept whole, and limits are those of batches",
+        ),
+    ),
     # PyG's DynamicBatchSampler, whose ``num`` are nodes unless ``mode`` says "edge"
     **_hints("max_num mode num_nodes", Hint("max_nodes=1000")),
     "num_edges": Hint("max_edges=10_000"),
@@ -116,7 +130,17 @@ _BUILD_LOADER: Mapping[str, Hint] = {
     ),
     **_hints("filter filter_fn", Hint("build_loader(dataset.filter(f))", _BY_ROWS)),
     **_hints("skip_too_big", Hint('oversized="skip"')),
-    **_hints("group_by_length length_column_name", Hint('bucket_by="tokens"')),
+    **_hints("group_by_length", Hint('bucket_by="tokens"')),
+    "length_column_name": Hint('bucket_by="tokens"', _LENGTHS_ARE_KNOWN),
+    # torch's and TensorFlow's
+    **_hints(
+        "batch_first time_major",
+        Hint("padded.values.transpose(0, 1) in batch_transform=f", _SAMPLES_FIRST),
+    ),
+    **_hints(
+        "bucket_boundaries boundaries bucket_batch_sizes bucket_sizes bucket_size",
+        Hint('bucket_by="tokens", buckets=8', _BOUNDS_OF_BUCKETS),
+    ),
     **_hints(
         "dataloader_drop_last drop_remainder drop_last_batch skip_last",
         Hint("drop_last=True"),
@@ -323,6 +347,19 @@ _PACK: Mapping[str, Hint] = {
         "pre_filter filter", Hint("pack(dataset.filter(f), path), or leave keys out")
     ),
     **_hints("batch_size shuffle collate_fn", Hint("build_loader(...)", _OF_LOADER)),
+    **_hints(
+        "progress progress_bar progbar show_progress tqdm disable_tqdm verbose desc "
+        "log quiet silent",
+        Hint("drop it", "the bar is shown where a person looks"),
+    ),
+    "append": Hint("extend(path, samples)", "a cache is packed once"),
+    **_hints(
+        "keys ids key_fn",
+        Hint(
+            "def keys(self) and def load(self, key) of a SafeDataset",
+            "samples of a list are named by their rows",
+        ),
+    ),
     **_hints(
         "client pool ray dask cluster scheduler backend",
         Hint("executor=ProcessPoolExecutor(8), or the executor of an engine"),
@@ -1019,6 +1056,7 @@ LOADER: Mapping[str, Hint] = {
         "after_item",
         Hint("build_loader(loader.dataset, batch_transform=f)", _OF_BATCHES),
     ),
+    **_hints("to_html show plot", Hint("loader.plan.to_html(path)", _WRITTEN)),
     **_hints(
         "one_batch show_batch iter_torch_batches to_torch", Hint("next(iter(loader))")
     ),
@@ -1075,7 +1113,14 @@ _RESULT: Mapping[str, Hint] = {
 """Of every result that has a page."""
 
 _SIZES: Mapping[str, Hint] = {
-    **_hints("num_samples n count", Hint("len(sizes)")),
+    **_RESULT,
+    **_hints("to_dict asdict dict", Hint("vars(sizes)")),
+    **_hints("hist histogram", Hint("sizes.to_html(path)", _WRITTEN)),
+    **_hints("num_samples n count", Hint("len(sizes.bytes)")),
+    **_hints(
+        "to_pandas to_frame df describe quantile to_csv to_json",
+        Hint("pandas's DataFrame of vars(sizes)", _WRITTEN),
+    ),
     **_hints("max largest", Hint("sizes.bytes.max()")),
 }
 
@@ -1209,6 +1254,10 @@ ATTRIBUTES: Mapping[str, Mapping[str, Hint]] = {
             for expression in _ASKED_BY_MODELS
         },
         **_hints("data tensor padded x input_ids tokens", Hint("padded.values")),
+        **_hints(
+            "max_len max_length longest width",
+            Hint("padded.values.shape[1]"),
+        ),
         **_hints("attention_mask valid_mask", Hint("padded.mask")),
         # torch's attention and fairseq's
         **_hints(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Coroutine, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,10 @@ class Mistake(NamedTuple):
         return "\n".join([*self.preparation, call.replace("{}", self.instead)])
 
 
+_SPLITS = frozenset({"train", "test", "val", "valid", "validation", "eval", "dev"})
+"""What the parts of a split are called, by Hugging Face and by us."""
+
+
 def mistaken_for_dataset(given: object) -> Mistake | None:
     """Recognise what is no dataset although it may have a length and an index.
 
@@ -58,6 +63,11 @@ def mistaken_for_dataset(given: object) -> Mistake | None:
         if reader := reader_of(path):
             why = "its letters are no samples; the file may have some"
             return Mistake(message, why, reader)
+        if isinstance(given, str) and given in _SPLITS and not Path(given).exists():
+            message = f"A text is no dataset: {given!r}."
+            why = "it names a part of a split, whose names are what a loop, or "
+            why += "train, test = ..., takes from it"
+            return Mistake(message, why, f"split[{given!r}]")
         why = "its letters are no samples; what reads it is one"
         return Mistake(message, why, f"loaderkit.open_cache({path!r})")
     message = f"{with_article(name)} is no dataset."

@@ -115,4 +115,8 @@ def check_cache_path(path: object) -> None:
     elif hasattr(path, "cache"):
         why = "it is a dataset"
         fix = "dataset.cache is its path"
+        if getattr(path, "has_whole_cache", True) is False:
+            # Its cache has other samples: its path would be read without a word.
+            why = "it is a dataset that has not all samples of its cache as they are"
+            fix = "pack(dataset, path), and give that path"
     raise OptionError(message, why=why, fix=fix)

@@ -199,7 +199,9 @@ def test_an_option_of_another_call_of_ours_is_answered_with_who_has_it(name):
 @pytest.mark.parametrize("size", sorted(SIZE_NAMES))
 def test_a_limit_by_another_name_of_a_size_is_answered_with_ours(size):
     # max_steps is a trainer's, of epochs.
-    for name in SIZE_NAMES[size] - {size, "steps"}:
+    # A sample's longest length is no limit of a batch.
+    of_samples = {"length", "len", "seq_len", "seqlen", "seq_length", "sequence_length"}
+    for name in SIZE_NAMES[size] - of_samples - {size, "steps"}:
         answer = error_of_keyword("build_loader", f"max_{name}")
         assert answer.fix == f"max_{size}=3"
 

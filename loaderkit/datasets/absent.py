@@ -363,6 +363,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
         _ROWS,
         "torch.utils.data.random_split(dataset, shares)",
     ),
+    "to_html": ("its sizes are shown as a page", "dataset.sizes().to_html(path)"),
     "to_iterable_dataset": ("a cache is read by its rows", "build_loader(dataset)"),
     "to_list": (_ROWS, "list(dataset), which holds all samples in memory"),
     "to_dict": (_ROWS, "dataset.batch(range(len(dataset))), all samples in memory"),
@@ -377,7 +378,7 @@ ABSENT: Mapping[str, tuple[str, str]] = {
                 "to_gbq",
                 "to_hdf",
             ),
-            *("to_html", "to_iceberg", "to_latex", "to_markdown", "to_orc"),
+            *("to_iceberg", "to_latex", "to_markdown", "to_orc"),
             *("to_period", "to_pickle", "to_records", "to_stata", "to_string"),
             *("to_timestamp", "to_xarray", "to_xml", "to_arrow"),
         ),
@@ -550,9 +551,10 @@ OPTIONS: Mapping[str, tuple[str, str]] = {
     "fn_kwargs": (_ONE_SAMPLE, "functools.partial(function, **kwargs)"),
     "num_proc": ("it is named as pack() names it", "workers=4"),
     **dict.fromkeys(
-        ("cache_file_name", "suffix_template", "desc"),
+        ("cache_file_name", "suffix_template"),
         ("a cache is a folder, named by its path", "cache=path"),
     ),
+    "desc": ("the bar is shown where a person looks", "drop it"),
     **dict.fromkeys(
         (
             *("indices_cache_file_name", "train_indices_cache_file_name"),

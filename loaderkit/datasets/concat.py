@@ -45,6 +45,7 @@ from loaderkit.errors import CacheError, DatasetError, OptionError
 from loaderkit.fixes import Open, Pack, Python
 from loaderkit.path_arguments import check_order
 from loaderkit.units import count_of
+from loaderkit.value_words import show_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -113,6 +114,10 @@ def concat(
     if not isinstance(unchecked, Iterable):
         name = "caches"
         raise refuse_value(name, unchecked, "a list of caches", ["day1.lk", "day2.lk"])
+    if hasattr(unchecked, "cache"):
+        message = f"concat takes a list of caches, got {show_value(unchecked)}."
+        fix = 'concat([dataset, other], "both.lk")'
+        raise OptionError(message, why="it is one dataset", fix=fix)
     check_truth("overwrite", overwrite)
     classes = check_classes(classes)
     originals = list(caches)
@@ -326,8 +331,7 @@ def _open_whole_cache(cache: SafeDataset[Any] | str | os.PathLike[str]) -> Store
         raise OptionError(message, why="its samples are loaded each time", fix=fix)
 
     store = Store(_local_folder(cache.cache))
-    is_whole = cache.reads_cache and len(cache) == len(store)
-    if not is_whole:
+    if not cache.has_whole_cache:
         message = f"This {name} does not give the samples of its cache as they are."
         raise OptionError(message, why=_what_changes(cache, len(store)), fix=fix)
     return store
@@ -339,6 +343,8 @@ def _what_changes(cache: SafeDataset[Any], stored_count: int) -> str:
         return "it has a transform, and a cache has samples as they were packed"
     if len(cache) != stored_count:
         return f"it has {len(cache):,} of the {count_of(stored_count, 'samples')}"
+    if cache.reads_cache:
+        return "it has other rows than the cache, or has them in another order"
     return f"{type(cache).__name__} makes its samples in a method of its own"
 
 

@@ -59,6 +59,18 @@ class SampleReading(CachedSamplesMixin[T]):
         return self.cache is not None and self.transform is None and own_reading
 
     @property
+    def has_whole_cache(self) -> bool:
+        """Whether the samples are those of the cache: all, in order, as they are."""
+        if not self.reads_cache:
+            return False
+        rows = self._loaderkit.rows
+        if rows is None:
+            return True
+        count = len(self._open_cache().store)
+        # As many may be others: shuffled, or one of them several times.
+        return len(rows) == count and bool((rows == np.arange(count)).all())
+
+    @property
     def transforms_cache(self) -> bool:
         """Whether samples come from the cache, and then go through ``transform``."""
         own_reading = is_ours(self.__getitem__)

@@ -38,13 +38,26 @@ _TEXTS_AT_ONCE = 8192
 """Lists whose texts are in memory at once: some 10 MB for 200 numbers each."""
 
 
+class _ComparedByValues:
+    """Equal where all fields are, whose arrays dataclasses would ask for one truth."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        ours, theirs = vars(self), vars(other)
+        return all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @answer_wrong_names()
-@dataclass(frozen=True)
-class GraphSizes:
+@dataclass(frozen=True, eq=False)
+class GraphSizes(_ComparedByValues):
     """How large each sample is."""
 
     nodes: Ints
-    """Nodes of each sample ``[n]``, of all types together."""
+    """Nodes of each sample ``[n]``, of all types together; 0 for streams of events
+    (``TemporalData``), whose nodes are numbers that no field counts."""
     edges: Ints
     """Edges of each sample ``[n]``, of all types together."""
     bytes: Ints
@@ -103,8 +116,8 @@ class GraphSizes:
 
 
 @answer_wrong_names()
-@dataclass(frozen=True)
-class SampleSizes:
+@dataclass(frozen=True, eq=False)
+class SampleSizes(_ComparedByValues):
     """How large each sample is that is no graph."""
 
     tokens: Ints | None
@@ -245,6 +258,8 @@ def _graph_sizes_at_once(opened: OpenedCache, rows: Ints) -> GraphSizes:
             if store.nodes:
                 nodes[positions] += gather.per_sample(store.nodes.name)
             edges[positions] += _count_edges(gather, store)
+            if graph.cls == _EVENTS:
+                edges[positions] += _count_events(gather, store)
             nbytes[positions] += stored_bytes(gather, store)
     return GraphSizes(nodes, edges, nbytes)
 
@@ -470,6 +485,16 @@ def _count_edges(gather: BatchGather, store: Nest) -> Ints | int:
             column = gather.store.column(spec.name)
             return gather.selection.row_ranges(column).lengths
     return 0
+
+
+_EVENTS = "torch_geometric.data.temporal:TemporalData"
+"""Whose edges are its events, to PyG."""
+
+
+def _count_events(gather: BatchGather, store: Nest) -> Ints | int:
+    """Count the events of a stream as PyG does, by their sources."""
+    sources = dict(store.items()).get("src")
+    return _first_axes(gather, sources.column) if isinstance(sources, Leaf) else 0
 
 
 def stored_bytes(gather: BatchGather, node: Node) -> Ints:

@@ -240,6 +240,9 @@ def _as_spans(source: object, spans: int) -> SpanSource:
         message = f"{with_article(type(source).__name__)} was given with spans={spans}."
         why = "spans are the parts that a function source(span, spans) gives"
         fix = "leave spans out, or give such a function"
+        if isinstance(source, type):
+            message = f"The class {source.__name__} was given with spans={spans}."
+            fix = f"lambda span, spans: {source.__name__}(...), with what a span needs"
         raise OptionError(message, why=why, fix=fix)
     refused = refusal_of_call(source, "span", "spans")
     if refused is not None:

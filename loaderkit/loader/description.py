@@ -43,7 +43,7 @@ from loaderkit.nearest_names import nearest_name
 from loaderkit.sample_sizes import SizesInMemory, lengths_in, lies_in_memory
 from loaderkit.sending import Obstacle, find_obstacle
 from loaderkit.units import count_of
-from loaderkit.value_words import with_article
+from loaderkit.value_words import kind_of, with_article
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -424,6 +424,8 @@ def _unknown_sizes(name: str, dataset: object, table: object) -> LoaderError:
         known = _names_in(table)
         is_measured = isinstance(table, SizesInMemory)
         why = "some sample has no such number"
+        if not known and not is_measured:
+            why = f"its sizes() gave {kind_of(table)}"
         if known and not is_measured:
             # A name that no sample has is one as much as a number that one lacks.
             why = f"its sizes() has {' and '.join(known)}, and no {name}"

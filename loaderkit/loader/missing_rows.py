@@ -144,7 +144,10 @@ def error_of_no_row(
     message = f"The {chooser.option}, {name}, gave {show_value(wrong)} as a row."
     fix = f"{chooser.option}=range(len(dataset)), or other numbers of rows"
     if _is_truth(wrong):
-        fix = f"{chooser.option}=[row for row, wanted in enumerate(mask) if wanted]"
+        rows_of_mask = "[row for row, wanted in enumerate(mask) if wanted]"
+        if chooser.option == "batch_sampler":
+            rows_of_mask = f"[{rows_of_mask} for mask in masks]"
+        fix = f"{chooser.option}={rows_of_mask}"
     elif isinstance(wrong, float | np.floating) or _dtype_kind(wrong) == "f":
         fix = f"{chooser.option}=WeightedRandomSampler(weights, len(dataset))"
     elif isinstance(wrong, list | tuple | range) and chooser.option == "sampler":
