@@ -6,6 +6,7 @@ threads or processes, loky, dask, MPI, and others behind an adapter.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from loaderkit.datasets.streams import StreamSource
     from loaderkit.interrupts import Interrupts
 
+_QUIET_S = 60.0
+"""So long nothing was answered when an executor is asked whether it is still there.
+Chosen: longer than most tasks take, and short beside a run."""
 _MOST_OUTSTANDING = 1024
 """Tasks that the executor knows of at a time.  Chosen: more than the slots of the
 clusters we know, and a future with its task takes some kilobytes."""
@@ -62,6 +66,8 @@ class ExecutorEngine:
         source: Where samples come from, for messages.
         interrupts: A Ctrl-C waits while a task is given out: pools fork there, and a
             hook of fork that is cut short leaves a lock that others wait for.
+        quiet_s: After so many seconds without an answer the executor is asked whether
+            it is still there.
     """
 
     is_local = False
@@ -71,12 +77,13 @@ class ExecutorEngine:
         executor: Executor | Callable[[], Executor],
         source: Source | StreamSource,
         interrupts: Interrupts,
+        quiet_s: float = _QUIET_S,
     ) -> None:
         # A class, such as ProcessPoolExecutor itself, has the method and makes one.
         is_one = hasattr(executor, "submit") and not isinstance(executor, type)
         self._make: Any = None if is_one else executor
         self._executor: Any = None if self._make else executor
-        self._source, self._interrupts = source, interrupts
+        self._source, self._interrupts, self._quiet_s = source, interrupts, quiet_s
         self._done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         self._refusal: Exception | None = None
 
@@ -128,8 +135,34 @@ class ExecutorEngine:
         return None
 
     def wait(self) -> Future[Any]:
-        """Wait until one of the tasks is done."""
-        return self._done.get()
+        """Wait until one of the tasks is done.
+
+        Raises:
+            DatasetError: None will be: the executor has lost what it was given.
+        """
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._done.get(timeout=self._quiet_s)
+            self._ask_whether_it_is_there()
+
+    def _ask_whether_it_is_there(self) -> None:
+        """Give the executor a task that is nothing, and take it back.
+
+        Where dask's client was closed, what it was given is never done nor cancelled.
+
+        Raises:
+            DatasetError: It cannot be reached any more.
+        """
+        if self._executor is None:
+            return
+        try:
+            with self._interrupts.held(ignored_by_forked=self._make is not None):
+                self._executor.submit(abs, 0).cancel()
+        except RuntimeError:
+            return  # a pool that was shut down, or broke, ends what it has
+        except Exception as error:
+            self._refusal = error
+            raise self.refused() from error
 
     def drop_broken(self, broken: Any) -> None:
         """Have another executor made in place of a broken one, where that can be."""

@@ -71,7 +71,11 @@ class Engine(Protocol):
         """Give it a task; None where it takes none any more."""
 
     def wait(self) -> Future[Any]:
-        """Wait until one of the tasks is done."""
+        """Wait until one of the tasks is done.
+
+        Raises:
+            DatasetError: None will be.
+        """
 
     @property
     def identity(self) -> object:

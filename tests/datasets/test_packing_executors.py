@@ -13,6 +13,7 @@ import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +25,11 @@ from hypothesis import strategies as st
 from loaderkit import SafeDataset, open_cache, pack
 from loaderkit.cache.files import load_manifest
 from loaderkit.datasets.pack import PackOptions
+from loaderkit.datasets.packing_executors import ExecutorEngine
+from loaderkit.datasets.packing_tasks import LookTask
 from loaderkit.datasets.shard_plan import ShardPlan, rows_to_look_at
 from loaderkit.errors import DatasetError, OptionError
+from loaderkit.interrupts import Interrupts
 
 
 class Drawn(torch.utils.data.Dataset):
@@ -396,6 +400,52 @@ def test_an_executor_that_refuses_a_task_is_told_of_whatever_it_raises(
     assert len(cache) == 24
 
 
+class LosesTouch(Executor):
+    """Takes tasks and never answers; or answers after it was asked some times more."""
+
+    def __init__(self, error, asked_before_answer=None):
+        self.error, self.asked_before_answer = error, asked_before_answer
+        self.first = None
+        self.asked = 0
+
+    def submit(self, *_):
+        if self.first is None:
+            self.first = Future()
+            return self.first
+        self.asked += 1
+        if self.asked == self.asked_before_answer:
+            self.first.set_result("an answer")
+        if self.error is not None:
+            raise self.error
+        return Future()
+
+
+def engine_of(executor):
+    return ExecutorEngine(executor, None, Interrupts(), quiet_s=0.01)
+
+
+@pytest.mark.parametrize("error", [ConnectionError("closed"), OSError("gone")])
+def test_an_executor_that_has_lost_its_tasks_is_not_waited_for(error):
+    """As dask does when its client is closed: its futures stay as they are."""
+    engine = engine_of(LosesTouch(error))
+    assert engine.submit(LookTask(Path("none"), [0])) is not None
+
+    with pytest.raises(DatasetError, match="takes no tasks") as caught:
+        engine.wait()
+
+    assert str(error) in caught.value.what
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("after shutdown")])
+def test_an_executor_that_is_only_slow_or_was_shut_down_is_waited_for(error):
+    """A pool that was shut down ends what it has."""
+    engine = engine_of(LosesTouch(error, asked_before_answer=4))
+    future = engine.submit(LookTask(Path("none"), [0]))
+
+    assert engine.wait() is future
+    assert future.result() == "an answer"
+
+
 def test_executors_that_never_take_a_task_are_told_of_and_not_made_for_ever(tmp_path):
     with pytest.raises(DatasetError, match="takes no tasks") as caught:
         pack([1], tmp_path / "a.lk", executor=lambda: TakesSome(0))
@@ -463,7 +513,7 @@ class FailsAtRows(torch.utils.data.Dataset):
         return {"x": torch.full((self.sizes[row],), row)}
 
 
-@pytest.mark.many_cases(quick=2)
+@pytest.mark.many_cases(quick=1)
 @pytest.mark.parametrize("seed", range(24))
 def test_finished_shards_are_kept_whichever_samples_failed_in_between(tmp_path, seed):
     """Also where one of those failed whose sizes are looked at before all others."""
