@@ -26,6 +26,7 @@ from loaderkit.budget.step.kernel_calls import (
     KernelCall,
     SparseSpec,
     TensorSpec,
+    best_smaller_calls,
     gives_little,
     operator_name,
     output_bytes,
@@ -130,6 +131,7 @@ class KernelProbe:
         self._measured = newest(self._measured, _MOST_KEPT)
         self._type_errors = newest(self._type_errors, _MOST_KEPT)
         smaller_calls.cache_clear()
+        best_smaller_calls.cache_clear()
         output_bytes.cache_clear()
 
     def type_error(self, sized: SizedCall) -> Exception | None:
@@ -188,19 +190,28 @@ class KernelProbe:
     ) -> dict[SizedCall, Workspace | None]:
         """Find what calls take by others of their kind, of sizes that go together."""
         workspaces: dict[SizedCall, Workspace | None] = {}
-        ways_left = {sized: smaller_calls(sized.call, sized.outputs) for sized in calls}
+        ways_left = {
+            sized: [best_smaller_calls(sized.call, sized.outputs)] for sized in calls
+        }
         # The first ways to shrink of all calls under one profile, then the second ways
         # of those that failed: operators refuse sizes that do not go together, and a
         # profile has a cost of its own, however many calls are in it.
+        is_first = True
         while ways_left:
             first_ways = [ways[0] for ways in ways_left.values()]
             self._measure_new_calls(itertools.chain.from_iterable(first_ways))
             ways_of_failed = {}
             for sized, (first_way, *other_ways) in ways_left.items():
                 workspaces[sized] = self._workspace_from(sized, first_way)
-                if workspaces[sized] is None and other_ways:
+                if workspaces[sized] is not None:
+                    continue
+                if is_first and first_way:
+                    # They are found only now: few are asked for.
+                    other_ways = smaller_calls(sized.call, sized.outputs)[1:]
+                if other_ways:
                     ways_of_failed[sized] = other_ways
             ways_left = ways_of_failed
+            is_first = False
         return workspaces
 
     def _workspace_from(
@@ -365,14 +376,19 @@ def memory_by_marker(profiled: Any, marker: str) -> dict[int, RangeMemory]:
     memory: dict[int, RangeMemory] = {}
     number, end_ns = -1, -1
     live = highest = 0
-    events = profiled.kineto_results.events()
-    for event in sorted(events, key=lambda event: int(event.start_ns())):
-        name, start_ns = event.name(), event.start_ns()
+    # Of thousands of events few are ours, or memory; the rest are not asked further.
+    events = [
+        (event.start_ns(), name, event)
+        for event in profiled.kineto_results.events()
+        if (name := event.name()) == "[memory]" or name.startswith(marker)
+    ]
+    events.sort(key=lambda started: started[0])
+    for start_ns, name, event in events:
         if name.startswith(marker):
             number = int(name.removeprefix(marker))
             end_ns = start_ns + event.duration_ns()
             live = highest = 0
-        elif name == "[memory]" and start_ns <= end_ns:
+        elif start_ns <= end_ns:
             live += event.nbytes()
             highest = max(highest, live)
         memory[number] = RangeMemory(highest, live)
