@@ -76,7 +76,8 @@ class Sampler(threading.Thread):
         # imports torch, since a script may set variables before it does.
         while "torch" not in sys.modules:
             if self._ended.wait(WINDOW_S / 5):
-                break
+                # Nothing was read: the readings from outside are all there are.
+                return
         from loaderkit.leaks.counter_trend import TOLERANCE
         from loaderkit.leaks.watch import EpochRecorder
         from loaderkit.memory.reading import device_of

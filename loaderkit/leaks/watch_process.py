@@ -17,7 +17,7 @@ from loaderkit.errors import LoaderkitError
 from loaderkit.leaks.counter_trend import TOLERANCE
 from loaderkit.leaks.recorded_series import RecordedSeries
 from loaderkit.leaks.report import LeakReport
-from loaderkit.leaks.trend import LEAKING
+from loaderkit.leaks.trend import LEAKING, NEEDS_MORE
 from loaderkit.leaks.verdict import judge_counters, overall
 from loaderkit.memory import process
 from loaderkit.memory.host import read_host, signal_name
@@ -32,6 +32,10 @@ _WINDOW_S = 1.0
 """Between two readings, and two lines that are shown."""
 _MOST_ENDING_S = 30.0
 """A script may save its state when Ctrl-C stops it."""
+_SEEN_FROM_OUTSIDE = (
+    "read from outside, once a second: the script imported torch late or never; "
+    "who holds memory is seen from inside alone"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class WatchResult:
     page: str
     """Path of the page with plots; empty when there is none."""
     note: str
-    """Why it ended, where that is known."""
+    """Why it ended, where that is known, and who looked at it, if only from outside."""
 
     @property
     def ok(self) -> bool:
@@ -243,16 +247,23 @@ def _result_of(
     """Take the report that was written inside the script, else the one from outside."""
     page = "" if ending.page is None else str(Path(ending.page).resolve())
     file = folder / "report.json"
+    outside_report = monitor.report()
     if file.exists():
         report = json.loads(file.read_text(encoding="utf-8"))
-        if page:
-            shutil.copyfile(folder / "report.html", page)
-        return WatchResult(ending.returncode, report, page, ending.note)
-    # It was killed before its first verdict, or never imported torch.
-    outside_report = monitor.report()
+        # Inside, nothing is read before the script imports torch: where it does so
+        # late, most of the run was seen from outside alone.
+        is_most_of_run = 2 * report["seconds"] >= outside_report.seconds
+        if report["verdict"] != NEEDS_MORE or is_most_of_run:
+            if page:
+                shutil.copyfile(folder / "report.html", page)
+            return WatchResult(ending.returncode, report, page, ending.note)
+    # It was killed before its first verdict, or imported torch late or never.
+    note = ending.note
+    if ending.returncode >= 0:
+        note = "\n".join(filter(None, [note, _SEEN_FROM_OUTSIDE]))
     if page:
         outside_report.to_html(page)
-    return WatchResult(ending.returncode, outside_report.to_json(), page, ending.note)
+    return WatchResult(ending.returncode, outside_report.to_json(), page, note)
 
 
 def _why_ended(returncode: int, kills_before: int | None) -> str:

@@ -1,11 +1,16 @@
 """``loaderkit watch``: an unmodified script, from inside and outside."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from loaderkit.leaks import watch_process
+from loaderkit.leaks.report import LeakReport
+from loaderkit.leaks.watch_process import ProcessMonitor
 
 LEAKY = """
     import sys, time
@@ -77,6 +82,55 @@ def test_a_script_that_is_killed_is_reported_from_outside(watch, tmp_path):
     assert "somebody killed the script (SIGKILL)" in done.stdout
     assert not list(tmp_path.glob("*.html"))  # nobody asked for a page
     assert "needs more seconds" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["'x' * 200_000", "0"])
+def test_a_script_without_torch_is_judged_from_outside(watch, tmp_path, kept):
+    """It runs as long as a verdict takes, and nothing is read inside it."""
+    (tmp_path / "plain.py").write_text(
+        "import sys, time\nkept = []\n"
+        "for _ in range(int(sys.argv[1]) * 10):\n"
+        f"    kept.append({kept}); time.sleep(.1)\n"
+    )
+    for seconds in (14, 60):
+        done = watch("--json", "plain.py", seconds)
+        summary = json.loads(done.stdout)
+        if summary["report"]["verdict"] != "needs more epochs":
+            break
+
+    is_leak = kept != "0"
+    assert summary["report"]["verdict"] == ("leaking" if is_leak else "steady")
+    assert done.returncode == is_leak
+    assert summary["note"].startswith("read from outside, once a second")
+
+
+@pytest.mark.parametrize(
+    ("inside", "inside_s", "outside_s", "is_inside"),
+    [
+        ("leaking", 1, 100, True),
+        ("steady", 1, 100, True),
+        ("needs more epochs", 51, 100, True),
+        ("needs more epochs", 49, 100, False),
+        ("needs more epochs", 1, 100, False),
+    ],
+)
+def test_of_two_reports_the_one_that_saw_the_run_is_given(
+    tmp_path, inside, inside_s, outside_s, is_inside
+):
+    report = LeakReport(
+        verdict=inside, epochs=2, seconds=inside_s, device="cpu", counters=()
+    )
+    (tmp_path / "report.json").write_text(json.dumps(report.to_json()))
+    monitor = ProcessMonitor(os.getpid())
+    monitor.begun -= outside_s
+
+    result = watch_process._result_of(
+        tmp_path, monitor, watch_process._Ending(0, "", None)
+    )
+
+    assert (result.report["device"] == "cpu") == is_inside
+    assert bool(result.note) != is_inside
 
 
 @pytest.mark.slow

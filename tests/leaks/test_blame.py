@@ -693,3 +693,66 @@ def test_what_a_search_leaves_behind_makes_nothing_of_the_users_a_detectors_own(
 
     assert own_ids.isdisjoint([id(rows), *map(id, rows)])
     assert id(evidence.before) in own_ids
+
+
+def _chain_of(nodes: int) -> torch.Tensor:
+    """Sum up: a scalar whose autograd graph has some more nodes than that."""
+    total = torch.zeros((), requires_grad=True)
+    for _ in range(nodes):
+        total = total + 1.0
+    return total
+
+
+# What a test, a notebook or an earlier training left behind, all of it still kept.
+GRAPHS_OF_BEFORE = {
+    "nothing": list,
+    "a sum": lambda: [_chain_of(900)],
+    "a sum behind many losses": lambda: [*map(_chain_of, [3] * 30), _chain_of(900)],
+    "a sum as long as is counted": lambda: [_chain_of(21_000)],
+    "states of a recurrent net": lambda: [
+        torch.ones(8) * _chain_of(40 * step) for step in range(1, 9)
+    ],
+}
+
+
+@pytest.mark.parametrize("graphs", GRAPHS_OF_BEFORE)
+def test_graphs_that_were_kept_before_the_run_are_not_blamed(graphs):
+    kept = GRAPHS_OF_BEFORE[graphs]()
+    leaked = []
+    censuses = []
+    for epoch in range(9):
+        leaked.append(bytearray(BIG))
+        if epoch in (2, 4):
+            censuses.append(take_census(epoch))
+
+    growths = find_growth(
+        censuses[0], 8, rate=BIG, most=9, other_censuses=censuses[1:]
+    )
+
+    assert "graph chain" not in {growth.pattern for growth in growths}
+    assert "`leaked`" in str(growths[0])
+    assert len(kept) == len(GRAPHS_OF_BEFORE[graphs]())
+
+
+@pytest.mark.parametrize("graphs", GRAPHS_OF_BEFORE)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sum_that_grows_is_found_beside_graphs_of_before(graphs, in_place):
+    kept = GRAPHS_OF_BEFORE[graphs]()
+    total = torch.zeros((), requires_grad=True) * 1.0
+    censuses = []
+    for epoch in range(9):
+        for _ in range(10):
+            if in_place:
+                total += torch.ones(()) * 2.0
+            else:
+                total = total + torch.ones(()) * 2.0
+        if epoch in (2, 4):
+            censuses.append(take_census(epoch))
+
+    growths = find_growth(censuses[0], 8, most=9, other_censuses=censuses[1:])
+
+    [chain] = [growth for growth in growths if growth.pattern == "graph chain"]
+    assert chain.per_epoch == 10
+    assert chain.holder is not None
+    assert chain.holder.path == "total"
+    assert kept is not None
