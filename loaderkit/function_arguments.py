@@ -44,7 +44,8 @@ def check_callable(name: str, value: object, example: str, takes: str = "") -> A
     if isinstance(value, type) and any("__call__" in vars(k) for k in value.__mro__):
         message = f"{name} must be a function, got the class {value.__name__}."
         why = "its instances can be called as one; the class was not called yet"
-        raise OptionError(message, why=why, fix=f"{name}={value.__name__}(...)")
+        made = Setting(name, code=f"{value.__name__}(...)")
+        raise OptionError(message, why=why, fix=made)
     refused = refusal_of_call(value, takes) if takes else None
     if refused is not None:
         message = f"{name} cannot be called: {refused}."

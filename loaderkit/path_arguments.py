@@ -41,14 +41,15 @@ def check_order(
 def refuse_odd_path(path: object) -> None:
     """Refuse a path that no system has, and one that only a shell can read.
 
-    A shell reads "~/..." as the home folder, and Python does not.
+    A shell reads "~/..." as the home folder, and "$NAME" as what a variable says, and
+    Python does not.
 
     Args:
         path: What was given as a path.
 
     Raises:
-        OptionError: It begins with "~", of which a folder would be made, or it holds
-            a zero byte.
+        OptionError: It begins with "~", or a part of it is "$NAME" or "${NAME}", of
+            which a folder would be made, or it holds a zero byte.
     """
     if isinstance(path, str) and "\0" in path:
         message = f"A path holds a zero byte: {show_value(path)}."
@@ -59,6 +60,24 @@ def refuse_odd_path(path: object) -> None:
         why = "only a shell reads ~ so; Python would make a folder of that name"
         fix = Either(f"os.path.expanduser({path!r})", f"without quotes: {path}")
         raise OptionError(message, why=why, fix=fix)
+    variable = _variable_in(path) if isinstance(path, str) else None
+    if variable is not None:
+        message = f"A path names the variable {variable}: {path!r}."
+        why = "only a shell reads it so; Python would make a folder of that name"
+        in_shell = f"without single quotes: {path}"
+        fix = Either(f"os.path.expandvars({path!r})", in_shell)
+        raise OptionError(message, why=why, fix=fix)
+
+
+def _variable_in(path: str) -> str | None:
+    """Give the first part of a path that a shell would put a variable's value for.
+
+    >>> _variable_in("/data/${USER}/rows.lk"), _variable_in("C:/$Recycle.Bin/rows.lk")
+    ('${USER}', None)
+    """
+    parts = re.split(r"[/\\]", path)
+    is_variable = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*\})").fullmatch
+    return next(filter(is_variable, parts), None)
 
 
 def check_path(name: str, value: object, example: str) -> Path:

@@ -168,6 +168,11 @@ def parse_bytes(text: str) -> int:
     if match is None:
         message = f"a size is a number and a unit, such as 256MiB, got {text!r}"
         why = "it does not read as one"
+        percent = re.fullmatch(r"\s*([0-9]+\.?[0-9]*)\s*%\s*", text)
+        if percent is not None:
+            why = "of what it is a share is not said"
+            fix = f"int({float(percent[1]) / 100:g} * total_bytes)"
+            raise OptionError(message, why=why, fix=fix)
         raise OptionError(message, why=why, fix=repr(_size_meant_by(text)))
     number, prefix, binary = match.groups()
     has_unit = text.strip()[-1].isalpha()

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import loaderkit
-from loaderkit.errors import NotWrittenError, OptionError
+from loaderkit.errors import CacheError, NotWrittenError, OptionError
 from loaderkit.named_files import write_named_file
 
 
@@ -111,6 +111,42 @@ def test_a_path_that_only_a_shell_reads_is_answered(call, path, tmp_path, monkey
     expanded = eval(raised.value.fix, {"os": os})
     assert expanded == str(pathlib.Path(path).expanduser())
     assert list(tmp_path.iterdir()) == []
+
+
+VARIABLES = ["$DATA/rows", "rows/${DATA}", pathlib.Path("a") / "$DATA" / "rows"]
+
+
+@pytest.mark.parametrize("call", TAKING_PATHS)
+@pytest.mark.parametrize("path", VARIABLES, ids=str)
+def test_a_variable_of_a_shell_in_a_path_is_answered(call, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA", "/data/of/mine")
+
+    with pytest.raises(OptionError, match="names the variable") as raised:
+        TAKING_PATHS[call](path)
+
+    expanded = eval(raised.value.fix, {"os": os})
+    assert expanded == str(path).replace("${DATA}", "$DATA").replace(
+        "$DATA", "/data/of/mine"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["$", "a$b", "$Recycle.Bin", "$5", "$a b", "{a}"])
+def test_a_dollar_that_no_shell_would_read_is_part_of_a_name(name, tmp_path):
+    assert len(loaderkit.pack([1, 2], tmp_path / name / "rows.lk", workers=0)) == 2
+
+
+@pytest.mark.parametrize("target", ["nowhere", "nowhere/deeper", "."])
+def test_a_link_to_nowhere_is_told_from_a_file(target, tmp_path):
+    link = tmp_path / "rows.lk"
+    link.symlink_to(target)
+
+    with pytest.raises(CacheError, match="There is no cache at") as raised:
+        loaderkit.open_cache(link)
+
+    assert ("link to nowhere" in raised.value.why) == (target != ".")
+    assert "it is a file" not in raised.value.why
 
 
 @pytest.mark.parametrize("given", ["", 3, ["a"], "s3://bucket/mirror"], ids=repr)

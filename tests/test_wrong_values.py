@@ -172,6 +172,17 @@ def test_a_text_that_says_no_amount_is_answered_with_a_size(text):
     assert parse_bytes(raised.value.fix.strip("'")) > 0
 
 
+@pytest.mark.parametrize("share", ["50%", " 12.5 %", "90 %", "0%", "100%"])
+def test_a_share_is_answered_with_the_share_of_all_bytes(share):
+    with pytest.raises(OptionError, match="of what it is a share") as raised:
+        parse_bytes(share)
+
+    nbytes = eval(raised.value.fix, {"total_bytes": 8_000})
+    assert nbytes == float(share.strip(" %")) * 80
+    with pytest.raises(OptionError, match=r"fix: limit=int\("):
+        size_in_bytes("limit", share)
+
+
 HAS_RUN = []
 
 

@@ -592,6 +592,9 @@ def _no_cache(path: Path) -> CacheError:
             why += f"; it holds {names}"
             fix = Open(str(caches[0]), instead=True)
         return CacheError(message, why=why, fix=fix)
+    if path.is_symlink() and not path.exists():
+        why = f"it is a link to {path.readlink()}, which is not there"
+        return CacheError(message, why=why, fix="make the link anew, or remove it")
     why = "it is a file, and a cache is a folder"
     if is_part_of_cache:
         return CacheError(message, why=why, fix=fix)

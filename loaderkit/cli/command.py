@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
+from loaderkit.cache.storage import is_url
+from loaderkit.errors import OptionError
 from loaderkit.habits import COMMANDS
 from loaderkit.nearest_names import nearest_name
 from loaderkit.units import parse_bytes
@@ -181,6 +183,23 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
         help="for the file system of a URL; VALUE may be JSON; may be repeated "
         "(default: none)",
     )
+
+
+def refuse_memory_of_command(url: str, fix: str) -> None:
+    """Refuse to write a cache to where it is gone when the command ends.
+
+    Args:
+        url: Where it is to go: a URL, or a path.
+        fix: What can be typed instead.
+
+    Raises:
+        OptionError: It is memory, which is this process's own.
+    """
+    protocol = url.partition("://")[0].rpartition("::")[2]
+    if is_url(url) and protocol == "memory":
+        message = f"{url} would be gone when this command ends."
+        why = "memory:// is the memory of one process"
+        raise OptionError(message, why=why, fix=fix)
 
 
 def storage_options(options: argparse.Namespace) -> dict[str, Any] | None:

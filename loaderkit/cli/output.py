@@ -9,7 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from loaderkit.errors import LoaderkitError
+from loaderkit.errors import LoaderkitError, NotWrittenError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,13 +116,20 @@ def show_progress(text: str) -> None:
 
 
 def _ignore_closed_pipe(error: OSError) -> None:
-    """Drop what nobody reads any more; raise what is another failure."""
+    """Drop what nobody reads any more; tell what is another failure, and end."""
     # Windows says EINVAL where the reader of a pipe has gone.
     closed = error.errno == errno.EPIPE
     closed_on_windows = os.name == "nt" and error.errno == errno.EINVAL
-    if not closed and not closed_on_windows:
-        raise error
+    is_failure = not closed and not closed_on_windows
+    if is_failure:
+        what = f"The answer cannot be written: {error.strerror}."
+        why = "standard output leads to a file or device that takes no more"
+        fix = "free some space, or name another file"
+        told = NotWrittenError(what, why=why, fix=fix)
+        print(f"{type(told).__name__}: {told}", file=sys.stderr)
     # Python flushes standard output once more when it ends, and would complain.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+    if is_failure:
+        raise SystemExit(1) from error

@@ -13,6 +13,7 @@ from loaderkit.cli.command import (
     add_storage_options,
     byte_size,
     complete_files,
+    refuse_memory_of_command,
     storage_options,
 )
 from loaderkit.cli.named_objects import HOW_TO_NAME, named_dataset
@@ -66,6 +67,8 @@ def _run_pack(options: argparse.Namespace) -> CacheSummary:
     from loaderkit.datasets.inspect import inspect_cache
     from loaderkit.datasets.pack import PackOptions, pack
 
+    fix = f"loaderkit pack {options.source} data.lk"
+    refuse_memory_of_command(options.cache, fix)
     # What the command line does not say has the default that PackOptions gives it.
     names = {field.name for field in dataclasses.fields(PackOptions)}
     chosen = {name: value for name, value in vars(options).items() if name in names}

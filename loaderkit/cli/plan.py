@@ -84,7 +84,7 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
     from loaderkit.errors import StepError
 
     _check_optimizer(options.optimizer)
-    loss = None if options.loss is None else named_object(options.loss)
+    loss = None if options.loss is None else _named_loss(options.loss)
     # With its unit: from Python, a small number without one is refused.
     limit = None if options.limit is None else f"{options.limit} B"
     try:
@@ -102,6 +102,17 @@ def _run_plan(options: argparse.Namespace) -> BatchPlan:
     except StepError as error:  # an error of the user's own code is shown whole
         message = f"The plan cannot be made: {error.what}"
         raise LoaderkitError(message, why=error.why, fix=error.advice) from error
+
+
+def _named_loss(name: str) -> Any:
+    """Find a loss by its name; say where torch has one that is named alone."""
+    import torch
+
+    if ":" not in name and callable(getattr(torch.nn.functional, name, None)):
+        message = f"The loss {name!r} is named without its module."
+        fix = f"--loss torch.nn.functional:{name}"
+        raise OptionError(message, why="module:name, or file.py:name", fix=fix)
+    return named_object(name)
 
 
 def _check_optimizer(name: str) -> None:

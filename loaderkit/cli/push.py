@@ -8,6 +8,7 @@ from loaderkit.cli.command import (
     Command,
     add_storage_options,
     complete_files,
+    refuse_memory_of_command,
     storage_options,
 )
 
@@ -30,6 +31,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_push(options: argparse.Namespace) -> Transfer:
     from loaderkit.cache.transfer import push
 
+    fix = f"loaderkit push {options.cache} file:///a/folder/of/this/machine"
+    refuse_memory_of_command(options.url, fix)
     return push(
         options.cache,
         options.url,

@@ -51,6 +51,23 @@ def test_a_closed_pipe_ends_an_explanation_quietly(log):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["verify {cache}", "inspect none.lk --json"])
+def test_an_answer_that_cannot_be_written_is_told(cache, words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*LOADERKIT, *words.format(cache=cache).split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("NotWrittenError: The answer cannot be written: No s")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_a_closed_pipe_leaves_the_exit_status_to_the_answer(cache, form):
     assert run_with_closed_pipe(["verify", cache, *form]) == (0, "")

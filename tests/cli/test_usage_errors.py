@@ -45,7 +45,7 @@ BEFORE = {
     "pack": "{code}:data new.lk",
     "inspect": "data.lk",
     "verify": "data.lk",
-    "push": "data.lk memory://somewhere/data",
+    "push": "data.lk file:///somewhere/data",
     "pull": "memory://somewhere/data new.lk",
     "plan": "{code}:Small 7",
     "watch": "--pid 1",
@@ -128,6 +128,9 @@ def test_a_value_that_means_nothing_is_status_2(command, option, code, capsys):
         "pull data.lk data2.lk",
         "pull memory://a/b memory://c/d",
         "inspect data.lk --storage-option key=1",
+        "push data.lk memory://a/b",
+        "push data.lk simplecache::memory://a/b",
+        "pack {code}:data memory://a/b",
     ],
 )
 def test_words_that_do_not_go_together_are_status_2(words, code, capsys):
@@ -148,7 +151,7 @@ def test_words_that_do_not_go_together_are_status_2(words, code, capsys):
         "watch --pid 99999999",
         "explain nothing.txt",
         "doctor --html nowhere/page.html",
-        "push nothing.lk memory://somewhere/x",
+        "push nothing.lk file:///somewhere/x",
     ],
 )
 def test_what_is_not_there_is_status_1(words, code, capsys):

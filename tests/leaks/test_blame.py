@@ -725,9 +725,7 @@ def test_graphs_that_were_kept_before_the_run_are_not_blamed(graphs):
         if epoch in (2, 4):
             censuses.append(take_census(epoch))
 
-    growths = find_growth(
-        censuses[0], 8, rate=BIG, most=9, other_censuses=censuses[1:]
-    )
+    growths = find_growth(censuses[0], 8, rate=BIG, most=9, other_censuses=censuses[1:])
 
     assert "graph chain" not in {growth.pattern for growth in growths}
     assert "`leaked`" in str(growths[0])

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loaderkit.budget.cutting import take_events
+from loaderkit.budget.step.train_step import DTYPES_ELSEWHERE
 from loaderkit.composed_joining import own_collate
 from loaderkit.error_texts import error_in_words, is_out_of_memory
 from loaderkit.errors import OptionError, StepError
@@ -419,7 +420,9 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         dtype = getattr(torch, dtype_name or "float32", None)
         if not isinstance(dtype, torch.dtype):
             message = f"{dtype_name!r} is no type of tensor."
-            raise OptionError(message, why="torch has no such type", fix="80x7:int64")
+            meant = DTYPES_ELSEWHERE.get(dtype_name)
+            fix = "80x7:int64" if meant is None else f"{shape}:{meant}"
+            raise OptionError(message, why="torch has no such type", fix=fix)
         try:
             sizes = [int(size) for size in shape.split("x")]
             tensors.append(torch.zeros(sizes, dtype=dtype))

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import torch
@@ -77,6 +78,23 @@ def device_spec(
     return DeviceSpec(kind)
 
 
+DTYPES_ELSEWHERE = MappingProxyType(
+    {
+        "fp16": "float16",
+        "f16": "float16",
+        "16": "float16",
+        "16-mixed": "float16",
+        "bf16": "bfloat16",
+        "bf16-mixed": "bfloat16",
+        "fp32": "float32",
+        "f32": "float32",
+        "fp64": "float64",
+        "f64": "float64",
+    }
+)
+"""Types of tensors by the names that trainers and papers have for them."""
+
+
 def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
     """Read a type of tensor.
 
@@ -93,7 +111,8 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
     if kind is not None and not isinstance(dtype, torch.dtype):
         message = f"autocast must be a type of tensor, got {show_value(kind)}."
         why = "torch has no such type"
-        raise OptionError(message, why=why, fix=Setting("autocast", "bfloat16"))
+        meant = DTYPES_ELSEWHERE.get(kind, "bfloat16")
+        raise OptionError(message, why=why, fix=Setting("autocast", meant))
     if dtype is not None and not dtype.is_floating_point:
         message = f"autocast must be a type of floating-point numbers, got {dtype}."
         why = "torch.autocast would warn, and do nothing"
