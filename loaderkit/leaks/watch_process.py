@@ -253,7 +253,8 @@ def _result_of(
         # Inside, nothing is read before the script imports torch: where it does so
         # late, most of the run was seen from outside alone.
         is_most_of_run = 2 * report["seconds"] >= outside_report.seconds
-        if report["verdict"] != NEEDS_MORE or is_most_of_run:
+        is_decided = report["verdict"] != NEEDS_MORE
+        if is_decided or is_most_of_run or outside_report.verdict == NEEDS_MORE:
             if page:
                 shutil.copyfile(folder / "report.html", page)
             return WatchResult(ending.returncode, report, page, ending.note)

@@ -421,8 +421,8 @@ def samples_of_shape(text: str, count: int) -> list[Any]:
         if not isinstance(dtype, torch.dtype):
             message = f"{dtype_name!r} is no type of tensor."
             meant = DTYPES_ELSEWHERE.get(dtype_name)
-            fix = "80x7:int64" if meant is None else f"{shape}:{meant}"
-            raise OptionError(message, why="torch has no such type", fix=fix)
+            example = "80x7:int64" if meant is None else f"{shape}:{meant}"
+            raise OptionError(message, why="torch has no such type", fix=example)
         try:
             sizes = [int(size) for size in shape.split("x")]
             tensors.append(torch.zeros(sizes, dtype=dtype))

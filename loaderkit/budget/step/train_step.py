@@ -111,7 +111,7 @@ def dtype_of(kind: str | torch.dtype | None) -> torch.dtype | None:
     if kind is not None and not isinstance(dtype, torch.dtype):
         message = f"autocast must be a type of tensor, got {show_value(kind)}."
         why = "torch has no such type"
-        meant = DTYPES_ELSEWHERE.get(kind, "bfloat16")
+        meant = DTYPES_ELSEWHERE.get(str(kind), "bfloat16")
         raise OptionError(message, why=why, fix=Setting("autocast", meant))
     if dtype is not None and not dtype.is_floating_point:
         message = f"autocast must be a type of floating-point numbers, got {dtype}."
