@@ -294,15 +294,23 @@ def test_a_slice_that_names_no_rows_is_refused_with_slices_that_do(dataset, inde
         assert len(eval(call, {"dataset": dataset}))
 
 
-@pytest.mark.parametrize("length", [1, 3, 5, 9])
-def test_a_mask_of_another_length_is_answered_with_rows(dataset, length):
+@pytest.mark.parametrize("length", [5, 9])
+def test_a_mask_that_is_too_long_is_not_cut_to_fit(dataset, length):
+    with pytest.raises(IndexError, match="a mask of") as raised:
+        dataset[torch.ones(length, dtype=torch.bool)]
+
+    assert "dataset that the mask was made of" in raised.value.fix
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_mask_that_is_too_short_is_answered_with_rows(dataset, length):
     mask = torch.ones(length, dtype=torch.bool)
 
     with pytest.raises(IndexError, match="a mask of") as raised:
         dataset[mask]
 
     rows = eval(raised.value.fix, {"dataset": dataset, "mask": mask})
-    assert len(rows) == min(length, len(dataset))
+    assert len(rows) == length
 
 
 @pytest.mark.parametrize("row", ["a key", 1.5, None, [0]])
