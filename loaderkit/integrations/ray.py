@@ -15,6 +15,8 @@ class RayExecutor(Executor):
     """
 
     def __init__(self, **options: Any) -> None:
+        if not ray.is_initialized():
+            ray.init()
         # A lost worker comes back as an error: ``pack`` counts the tries.
         self._call = ray.remote(**{"max_retries": 0, **options})(_call)
 
@@ -22,9 +24,17 @@ class RayExecutor(Executor):
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
         """Start a task."""
+        if not ray.is_initialized():
+            # It would start another Ray, on this machine alone.
+            msg = "Ray is not connected any more: ray.shutdown() was called"
+            raise ConnectionError(msg)
         reference = self._call.remote(fn, *args, **kwargs)
         future: Future[Any] = reference.future()
-        future.add_done_callback(lambda _: future.cancelled() and ray.cancel(reference))
+        future.add_done_callback(
+            lambda _: (
+                future.cancelled() and ray.is_initialized() and ray.cancel(reference)
+            )
+        )
         return future
 
 

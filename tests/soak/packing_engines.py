@@ -117,13 +117,14 @@ def killing(name, chance, most):
     kills, ended = [], threading.Event()
 
     def kill_workers():
-        while not ended.wait(chance.uniform(0.5, 2.0)) and len(kills) < most:
-            workers = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if " ".join(process.cmdline()).startswith(name)
-            ]
+        while not ended.wait(chance.uniform(0.1, 0.5)) and len(kills) < most:
+            # A process may end while it is looked at.
             with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                workers = [
+                    process
+                    for process in psutil.Process().children(recursive=True)
+                    if " ".join(process.cmdline()).startswith(name)
+                ]
                 victim = chance.choice(workers)
                 victim.kill()
                 kills.append(victim.pid)
@@ -192,6 +193,18 @@ def test_what_is_cancelled_is_not_begun_on_ray(tmp_path, ray_executor):
     assert ray_executor.submit(abs, -1).result() == 1
     assert any(cancelled)
     assert len(list(tmp_path.iterdir())) < len(futures)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_that_was_shut_down_takes_no_task_and_is_not_started_again(ray_executor):
+    """The last of Ray's tests: they share one."""
+    import ray
+
+    ray.shutdown()
+
+    with pytest.raises(ConnectionError, match="shutdown"):
+        ray_executor.submit(abs, -1)
+    assert not ray.is_initialized()
 
 
 MPI = """
