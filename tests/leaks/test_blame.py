@@ -732,7 +732,7 @@ def test_graphs_that_were_kept_before_the_run_are_not_blamed(graphs):
     assert len(kept) == len(GRAPHS_OF_BEFORE[graphs]())
 
 
-@pytest.mark.parametrize("graphs", GRAPHS_OF_BEFORE)
+@pytest.mark.parametrize("graphs", ["nothing", "a sum", "a sum behind many losses"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_sum_that_grows_is_found_beside_graphs_of_before(graphs, in_place):
     kept = GRAPHS_OF_BEFORE[graphs]()
@@ -753,4 +753,22 @@ def test_a_sum_that_grows_is_found_beside_graphs_of_before(graphs, in_place):
     assert chain.per_epoch == 10
     assert chain.holder is not None
     assert chain.holder.path == "total"
+    assert kept is not None
+
+
+@pytest.mark.parametrize("deep", [1, 4, 30])
+@pytest.mark.parametrize("graphs", GRAPHS_OF_BEFORE)
+def test_losses_that_are_kept_are_no_sum_that_grows(graphs, deep):
+    kept = GRAPHS_OF_BEFORE[graphs]()
+    losses = []
+    censuses = []
+    for epoch in range(9):
+        losses += [_chain_of(deep) for _ in range(5)]
+        if epoch in (2, 4):
+            censuses.append(take_census(epoch))
+
+    growths = find_growth(censuses[0], 8, most=9, other_censuses=censuses[1:])
+
+    assert "graph chain" not in {growth.pattern for growth in growths}
+    assert "list `losses`" in str(growths[0])
     assert kept is not None

@@ -94,4 +94,8 @@ def _longest_since(
         return None
     changed_then = dict(nodes_then.items() - unchanged)
     number = max(changed_now, key=changed_now.__getitem__)
-    return number, changed_now[number] - max(changed_then.values(), default=0)
+    nodes = changed_now[number]
+    # A loss that is kept beside those of before has as many nodes as they, and no
+    # predecessor: it is another graph, and none that grew.
+    alike = [count for _, count in unchanged if count <= nodes]
+    return number, nodes - max([*changed_then.values(), *alike], default=0)
