@@ -43,10 +43,18 @@ def costs_of_graphs(name):
     return fit_cost_model(GRAPHS[name](), read_samples(unequal(200)), Step())
 
 
+def costs_of_others(name, data):
+    """What the same model costs over other graphs, without another fit."""
+    cost_model = costs_of_graphs(name)
+    samples = read_samples(data)
+    if cost_model.samples.kind == "graphs with self-loops":
+        samples = samples.with_self_loops()
+    return replace(cost_model, samples=samples, tracked_peaks={})
+
+
 def solvable():
     """One model of each form of cost: the search sees a model by its costs alone."""
     data = unequal(8)
-    # GCN replaces self-loops, which sizes do not tell; the others' costs are exact.
     for name in ("GCN", "SAGE", "Transformer"):
         yield name, GRAPHS[name](), data
     for name in ("perceptron", "attention with dropout"):
@@ -81,6 +89,63 @@ def test_merged_batches_are_priced_within_half_a_percent(name):
         rows = rng.choice(200, count, replace=False).tolist()
         predicted = cost_model.predict(rows)[0]
         assert predicted == pytest.approx(cost_model.track_likely_peak(rows), rel=0.005)
+
+
+def looped(count, share, sizes, seed=0):
+    """Graphs of which some edges begin and end at the same node, each another share."""
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        nodes = int(rng.choice(sizes))
+        item = graph(nodes, nodes * int(rng.integers(2, 12)), generator)
+        source, target = item.edge_index
+        is_loop = torch.rand(len(source), generator=generator) < rng.uniform(0, share)
+        others = torch.where(source == target, (source + 1) % nodes, target)
+        item.edge_index = torch.stack([source, torch.where(is_loop, source, others)])
+        made.append(item)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.05, 0.9])
+# the smaller half of the graphs are all alike where there are two sizes
+@pytest.mark.parametrize("sizes", [range(10, 90), [8, 200]], ids=["any", "two"])
+@pytest.mark.parametrize("name", ["GCN", "GAT"])
+def test_convolutions_that_replace_self_loops_are_priced_by_their_number(
+    name, sizes, share
+):
+    samples = read_samples(looped(100, share, sizes))
+
+    cost_model = fit_cost_model(GRAPHS[name](), samples, Step())
+
+    assert cost_model.samples.kind == "graphs with self-loops"
+    assert cost_model.peak_model.error < 1e-6
+    rng = np.random.default_rng(0)
+    for count in (2, 16, 64):
+        rows = rng.choice(100, count, replace=False).tolist()
+        peak = cost_model.track_likely_peak(rows)
+        assert cost_model.predict(rows)[0] == pytest.approx(peak, rel=1e-6)
+        # Who does not know how many there are gets the most that it may be.
+        sizes_without = samples.batch_sizes(rows)
+        most = cost_model.peak_model.predict(
+            cost_model.samples.with_padding(sizes_without)
+        )
+        assert most[0] >= peak * (1 - 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("GCN", 0.0), ("SAGE", 0.9)],
+    ids=["none there", "none replaced"],
+)
+def test_self_loops_are_not_asked_for_where_they_change_nothing(name, share):
+    samples = read_samples(looped(60, share, range(10, 90)))
+
+    cost_model = fit_cost_model(GRAPHS[name](), samples, Step())
+
+    assert cost_model.samples.kind == "graphs"
+    assert cost_model.peak_model.error < 1e-6
 
 
 def costs_on_mps(name):
@@ -124,8 +189,8 @@ def test_another_device_is_fitted_anew_where_its_kernels_differ(name):
 @pytest.mark.slow
 def test_the_dearest_batch_is_dearer_than_random_ones():
     # Few, so that those drawn at random come near the dearest ones.
-    samples = read_samples(unequal(60))
-    cost_model = replace(costs_of_graphs("GAT"), samples=samples, tracked_peaks={})
+    cost_model = costs_of_others("GAT", unequal(60))
+    samples = cost_model.samples
     rng = np.random.default_rng(0)
 
     prices = samples.worst_peaks(cost_model.peak_model)
@@ -137,8 +202,7 @@ def test_the_dearest_batch_is_dearer_than_random_ones():
 
 @pytest.mark.slow
 def test_the_chance_of_running_out_is_that_of_simulated_epochs():
-    samples = read_samples(unequal(300))
-    cost_model = replace(costs_of_graphs("GAT"), samples=samples, tracked_peaks={})
+    cost_model = costs_of_others("GAT", unequal(300))
     epochs = _dearest_batches(cost_model, 16, 40_000)
     limit = int(np.quantile(epochs, 0.75))
 

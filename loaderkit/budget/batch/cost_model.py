@@ -13,6 +13,7 @@ from loaderkit.budget.batch.peak_model import (
     fit_peak_model,
     prediction_error,
 )
+from loaderkit.budget.batch.samples import SELF_LOOPS_COLUMN
 from loaderkit.budget.step.assumed_scalars import LEAST, MOST, Assumed
 from loaderkit.budget.step.estimate import estimate, upper_end
 from loaderkit.budget.step.peaks import peaks_of, totals
@@ -38,6 +39,7 @@ _SAMPLES_OF_STEPS: dict[SampleKind, tuple[int, ...]] = {
     "samples": (2, 4, 6),
     "sequences": (2, 3, 4, 5, 6, 8),
     "graphs": (2, 3, 4, 5, 6, 8),
+    "graphs with self-loops": (2, 3, 4, 5, 6, 7, 8),
     "padded graphs": (2, 3, 4, 5, 6, 7, 8, 9),
     "paired graphs": (2, 3, 4, 5, 6, 7, 8, 9),
     "paired sequences": (2, 3, 4, 5, 6, 7, 8, 9),
@@ -64,6 +66,12 @@ _UNEXPLAINED = 0.05
 what chance makes of them (self-loops that GCN and GAT replace: up to 0.025 in graphs
 with random edges) and what padding does (0.5 and more).  Beyond it no bound of nodes
 is given either: it would promise a peak for larger batches than were ever tracked."""
+_SMALLEST_DIRECTION = 1e-10
+"""Share of the largest, of products of sizes, below which they do not differ: chosen
+between rounding and sizes of which one in a thousand differs (1e-6 and more)."""
+_WORTH_COUNTING_SELF_LOOPS = 0.001
+"""Error above which self-loops are counted.  Chosen: above rounding, and below what a
+self-loop in 500 edges makes of a peak."""
 _WORTH_LARGER_STEPS = 0.01
 """Error above which larger steps are tried too, which take as long as the small ones:
 the peak may come at another moment there.  Chosen: above rounding; sizes that are equal
@@ -302,6 +310,8 @@ def fit_cost_model(
     """
     search = _FitSearch(model, step, batch_size, _fit_small_steps(model, samples, step))
     others = samples.otherwise_described()
+    if search.error > _WORTH_COUNTING_SELF_LOOPS:
+        search.try_self_loops()
     if search.error > _UNEXPLAINED and search.best.peak_model.of_phases:
         # A loop over time steps has other operators in each batch, and a phase's peak
         # moves within it: more likely than that all samples meet.
@@ -353,6 +363,14 @@ class _FitSearch:
                 return
             self._keep_if_better(
                 _fit_small_steps(self.model, samples, self.step, before=self.best)
+            )
+
+    def try_self_loops(self) -> None:
+        """Fit small steps with the number of self-loops, where graphs have some."""
+        counted = self.best.samples.with_self_loops()
+        if counted is not None:
+            self._keep_if_better(
+                _fit_small_steps(self.model, counted, self.step, before=self.best)
             )
 
     def try_larger_steps(self, samples: Samples) -> None:
@@ -542,32 +560,66 @@ def _choose_small_batch(samples: Samples, count: int, number: int) -> list[int]:
     """
     rng = np.random.default_rng(number)
     is_padded = samples.kind == "padded graphs" or samples.is_sequences
+    is_odd = bool(number % 2)
+    last: list[np.int64] = []
     if is_padded:
         by_size = np.argsort(samples.sizes[:, 1], kind="stable")
         longest = round(_LONGEST_OF_STEPS[number] * (len(by_size) - 1))
         candidates = by_size[: max(longest, count)]
+        last = [by_size[longest]]
     else:
         by_size = np.argsort(samples.sizes.sum(axis=1), kind="stable")
         candidates = by_size[: max(count * 4, len(by_size) // 2)]
+        if _rank(samples.sizes[candidates]) < _rank(samples.sizes):
+            # The smaller half are all alike, and do not tell what a node takes.
+            candidates = by_size
+            last = [by_size[-1] if is_odd else by_size[0]]
     chosen = rng.choice(candidates, size=min(count, len(candidates)), replace=False)
-    if is_padded:
-        chosen[-1] = by_size[longest]
-
-    has_edges = samples.kind in {"graphs", "padded graphs", "paired graphs"}
-    if has_edges and len(candidates) > count:
-        # Edges for a node differ little between samples drawn at random; without the
-        # extremes, nodes and edges could not be told apart.
-        nodes = np.maximum(samples.sizes[candidates, 1], 1)
-        edges_per_node = samples.sizes[candidates, 2] / nodes
-        is_odd = number % 2
-        extreme = edges_per_node.argmax() if is_odd else edges_per_node.argmin()
-        chosen[0] = candidates[extreme]
+    first: list[np.int64] = []
+    if len(candidates) > count:
+        first = _extreme_samples(samples, candidates, is_odd=is_odd)
+    # The first ones replace the last where a batch is too small for all.
+    chosen[len(chosen) - len(last) :] = last
+    chosen[: len(first)] = first[: len(chosen)]
 
     rows = [int(row) for row in dict.fromkeys(chosen.tolist())]
     distinct = len(rows)
     while len(rows) < count:
         rows.append(rows[len(rows) % distinct])
     return rows
+
+
+def _rank(sizes: Floats) -> int:
+    """Count the directions in which sizes differ, each column by its own scale."""
+    scaled = sizes / np.maximum(sizes.max(axis=0), 1)
+    # Of the few columns' products, not of a million samples.
+    products = scaled.T @ scaled
+    return int(
+        np.linalg.matrix_rank(products, rtol=_SMALLEST_DIRECTION, hermitian=True)
+    )
+
+
+def _extreme_samples(
+    samples: Samples, candidates: NDArray[np.int64], *, is_odd: bool
+) -> list[np.int64]:
+    """Choose graphs at either end of what differs little among those drawn at random.
+
+    Without them edges, or self-loops, could not be told apart from nodes.
+    """
+    extremes: list[np.int64] = []
+    if "graphs" not in samples.kind or samples.kind == "typed graphs":
+        return extremes
+    nodes = np.maximum(samples.sizes[candidates, 1], 1)
+    edges_per_node = samples.sizes[candidates, 2] / nodes
+    extreme = edges_per_node.argmax() if is_odd else edges_per_node.argmin()
+    extremes.append(candidates[extreme])
+    if samples.kind == "graphs with self-loops":
+        # Some in every step: convolutions may leave operators out where there are none.
+        self_loops = samples.sizes[candidates, SELF_LOOPS_COLUMN]
+        looped, counts = candidates[self_loops > 0], self_loops[self_loops > 0]
+        if len(looped):
+            extremes.append(looped[counts.argmin() if is_odd else counts.argmax()])
+    return extremes
 
 
 class ErrorFactors(NamedTuple):
@@ -782,7 +834,7 @@ def choose_budget(
             # Padded places take bytes too, which no bound of tokens limits.
             return BatchBudget(batch_size=count, bucket_by="tokens")
         return _budget_of_tokens(cost_model, free, most) or by_samples
-    is_graphs = samples.kind in {"graphs", "typed graphs"}
+    is_graphs = samples.kind in {"graphs", "graphs with self-loops", "typed graphs"}
     if is_graphs and samples.loader_counts_nodes():
         return _budget_of_nodes(cost_model, free, most) or by_samples
     return by_samples
@@ -813,6 +865,9 @@ def _budget_of_nodes(
     of_edges = lines[:, [1 + column for column in edge_columns]]
     bytes_per_node = of_nodes.max(axis=1, initial=0.0)
     bytes_per_edge = of_edges.max(axis=1, initial=0.0)
+    if samples.kind == "graphs with self-loops":
+        # As if every edge were one where that takes more; a batch may have none.
+        bytes_per_edge += np.maximum(lines[:, 1 + SELF_LOOPS_COLUMN], 0.0)
 
     # Nodes and edges share the room in the ratio that the dataset has.
     edges_per_node = edges_of_samples.sum() / max(nodes_of_samples.sum(), 1)
