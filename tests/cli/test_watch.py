@@ -65,7 +65,8 @@ def test_a_short_script_keeps_its_status(watch):
 
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["returncode"] == 3
-    assert summary["note"] == "the script ended with status 3"
+    # On a busy machine most of its time may pass in imports, seen from outside alone.
+    assert summary["note"].splitlines()[0] == "the script ended with status 3"
     assert summary["report"]["verdict"] != "leaking"
     assert done.returncode == 1
     assert "--html behind train.py is given to the script" in done.stderr
