@@ -34,6 +34,18 @@ _MOST_EPOCHS_NAMED = 1_000
 """Chosen: what comes less often than once in so many epochs is hardly counted."""
 
 
+@dataclass(frozen=True)
+class Bound:
+    """How far a container is from the most that it can hold."""
+
+    items: int
+    """What it holds now."""
+    most_items: int
+    """What it can hold."""
+    epochs_left: int
+    """Until it is full."""
+
+
 @answer_wrong_names()
 @dataclass(frozen=True)
 class Growth(HasCard):
@@ -51,8 +63,47 @@ class Growth(HasCard):
     """What they weigh, about; 0 when unknown."""
     holder: Holder | None = None
     """Who keeps it."""
-    epochs_left: int | None = None
-    """Until a bounded container is full."""
+    bound: Bound | None = None
+    """What a container can hold at most, where that is known."""
+
+    @property
+    def epochs_left(self) -> int | None:
+        """Until a bounded container is full."""
+        return None if self.bound is None else self.bound.epochs_left
+
+    @property
+    def bytes_until_full(self) -> int | None:
+        """What a bounded container will take besides, if its items stay as large."""
+        if self.bound is None or self.per_epoch <= 0:
+            return None
+        return self._bytes_of(self.bound.most_items - self.bound.items)
+
+    def _bytes_of(self, items: int) -> int:
+        return round(max(items, 0) * self.bytes_per_epoch / self.per_epoch)
+
+    def bound_text(self, period: str = "epoch") -> str:
+        """Say how large a bounded container is now, and when it is full.
+
+        Args:
+            period: What is called an epoch.
+
+        Returns:
+            Empty where there is no bound.
+
+        >>> Growth(
+        ...     *("bounded", "deque", "bytes", 10, 10_000), bound=Bound(40, 1_000, 96)
+        ... ).bound_text()
+        '40 items of 1,000 now (39.1 KiB of 977 KiB), full in 96 epochs'
+        """
+        if self.bound is None:
+            return ""
+        amounts = ""
+        if self.bytes_per_epoch and self.per_epoch > 0:
+            now, most = map(self._bytes_of, (self.bound.items, self.bound.most_items))
+            amounts = f" ({format_bytes(now)} of {format_bytes(most)})"
+        items = f"{count_of(self.bound.items, 'items')} of {self.bound.most_items:,}"
+        epochs = count_of(self.bound.epochs_left, plural_of(period))
+        return f"{items} now{amounts}, full in {epochs}"
 
     @property
     def fix(self) -> str:
@@ -96,7 +147,10 @@ class Growth(HasCard):
                 subject += f", {format_bytes(self.bytes_per_epoch)}"
                 # Beside a count of several epochs it is to be said of how many.
                 subject += "" if interval == f"each {period}" else f" each {period}"
-        return f"{subject}: {PATTERNS[self.pattern].words}. Fix: {self.fix}"
+        words = PATTERNS[self.pattern].words
+        bound = self.bound_text(period)
+        words += f": {bound}" if bound else ""
+        return f"{subject}: {words}. Fix: {self.fix}"
 
     def _count_and_time(self, period: str) -> tuple[str, str]:
         """Say how many came in which time: "7", "in 6 epochs" is no 1.167 an epoch."""

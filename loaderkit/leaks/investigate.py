@@ -132,6 +132,7 @@ def _gather_evidence(
         foreign_kinds=tuple(watch.shared_files.foreign_kinds_seen()),
         rarely_read=read_too_seldom(watch.series()),
         is_over_limit=limit is not None and watch.used_bytes() > limit,
+        free_bytes=_free_host_bytes(watch, limit) if is_leaking else None,
     )
 
 
@@ -292,6 +293,15 @@ def _fastest_growth(counters: Sequence[CounterTrend]) -> float:
         if counter.trend.rising and counter.unit == "bytes"
     ]
     return max(rates, default=0.0)
+
+
+def _free_host_bytes(watch: EpochRecorder, limit: int | None) -> float:
+    """Give what of the host's memory may still be used."""
+    free_bytes: float = available_memory()[0]
+    is_limit_of_device = watch.last("allocated") is not None
+    if limit is not None and not is_limit_of_device:
+        free_bytes = min(free_bytes, limit - watch.used_bytes())
+    return max(free_bytes, 0.0)
 
 
 def _memory_limit(watch: EpochRecorder, limit: int | None) -> tuple[int | None, str]:

@@ -26,6 +26,7 @@ PatternName: TypeAlias = Literal[
     "numbers",
     "many numbers",
     "bounded",
+    "large bound",
     "files",
     "sockets",
     "threads",
@@ -124,6 +125,10 @@ PATTERNS: Mapping[PatternName, Pattern] = {
         "keep a running mean, or empty it at the end of each epoch",
     ),
     "bounded": Pattern("a bounded container is filling up", "nothing: it ends"),
+    "large bound": Pattern(
+        "a bounded container is filling up, and there is not as much memory free",
+        "a smaller bound, or keep less of each item",
+    ),
     "files": Pattern(
         "files are opened and never closed",
         "open them in a `with` block; a reader per process, not per item",

@@ -30,7 +30,7 @@ from loaderkit.leaks.trend import (
     fit_trend,
 )
 from loaderkit.memory.counters import AnyCounter, WorkerName, is_judged
-from loaderkit.units import count_of, is_known
+from loaderkit.units import count_of, format_bytes, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -109,6 +109,8 @@ class RunEvidence:
     """How often counters were read that cannot be judged."""
     is_over_limit: bool = False
     """More memory is used than the limit that was set."""
+    free_bytes: float | None = None
+    """Of the host's memory that may still be used."""
 
 
 @dataclass(frozen=True)
@@ -328,13 +330,13 @@ def is_garbage(
 
 
 def _decide_growth(evidence: RunEvidence) -> Conclusion:
-    """Ask the rules by which growth is no leak; the first that applies decides."""
+    """Ask the rules by which growth may be no leak; the first that applies decides."""
     verdict, more_epochs = overall(evidence.counters)
     if verdict != LEAKING:
         return Conclusion(verdict, more_epochs)
     rules: tuple[Callable[[RunEvidence], Conclusion | None], ...] = (
         _acquit_garbage,
-        _acquit_bounded_container,
+        _judge_bounded_container,
         _acquit_small_numbers,
     )
     for rule in rules:
@@ -375,14 +377,22 @@ def _is_left_above_tolerance(evidence: RunEvidence) -> bool:
     )
 
 
-def _acquit_bounded_container(evidence: RunEvidence) -> Conclusion | None:
-    """Wait until a ``deque(maxlen=...)`` or bounded cache is full."""
+def _judge_bounded_container(evidence: RunEvidence) -> Conclusion | None:
+    """Wait until a ``deque(maxlen=...)`` or bounded cache is full, if it will fit."""
     main = _heaviest_on_host(evidence)
     if main is None or main.epochs_left is None or main.holder is None:
         return None
     if not explains([main], host_rate(evidence.counters)):
         return None  # a small cache fills up beside a leak
     note = f"{main.what} `{main.holder.path}` has a bound, which it nears"
+    more_bytes, free_bytes = main.bytes_until_full, evidence.free_bytes
+    if more_bytes is not None and free_bytes is not None:
+        note += f"; it takes {format_bytes(more_bytes)} more until it is full, of "
+        note += f"{format_bytes(round(free_bytes))} that are free"
+        if more_bytes > free_bytes:
+            too_large = replace(main, pattern="large bound")
+            growths = (too_large, *evidence.growths[1:])
+            return Conclusion(LEAKING, growths=growths, notes=(note,))
     more_epochs = main.epochs_left + FEWEST_READINGS
     return Conclusion(NEEDS_MORE, more_epochs, evidence.growths, (note,))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderkit.leaks.growth import Growth
+from loaderkit.leaks.growth import Bound, Growth
 from loaderkit.leaks.report import LeakReport
 from loaderkit.leaks.trend import LEAKING, NEEDS_MORE, STEADY
 from loaderkit.leaks.verdict import (
@@ -20,13 +20,17 @@ from loaderkit.leaks.verdict import (
 )
 from loaderkit.memory.counters import WorkerName
 from loaderkit.memory.holder import Holder
+from loaderkit.units import format_bytes
 
 MIB = 1 << 20
 EPOCHS = range(31)
 HOLDER = Holder("local variable", "kept", "train.py:3 in train", "train.py:7")
 KEPT = Growth("kept tensors", "list", "Tensor [9] float32", 10, MIB, HOLDER)
 NUMBERS = Growth("numbers", "list", "float", 100, 3_200, HOLDER)
-RING = Growth("bounded", "deque", "Tensor [9] float32", 10, MIB, HOLDER, epochs_left=40)
+RING = Growth(
+    *("bounded", "deque", "Tensor [9] float32", 10, MIB, HOLDER),
+    bound=Bound(items=300, most_items=700, epochs_left=40),
+)
 MOST_FREED = Collected(grown=30 * MIB, left=0.01 * MIB, epochs=29)
 SOME_LEFT = Collected(grown=30 * MIB, left=5 * MIB, epochs=29)
 
@@ -87,6 +91,47 @@ def test_a_container_with_a_bound_needs_the_epochs_until_it_is_full():
 
     assert (decision.verdict, decision.more_epochs) == (NEEDS_MORE, 45)
     assert "deque `kept` has a bound" in decision.notes[0]
+
+
+@pytest.mark.parametrize("items_each_epoch", [0.5, 10, 4_000])
+@pytest.mark.parametrize("item_bytes", [2_048, MIB])
+@pytest.mark.parametrize("most_items", [5_000, 10**6])
+@pytest.mark.parametrize("share_free", [0.5, 2.0])
+def test_a_bound_counts_as_one_if_what_it_takes_is_free(
+    share_free, most_items, item_bytes, items_each_epoch
+):
+    items = 600
+    epochs_left = math.ceil((most_items - items) / items_each_epoch)
+    ring = replace(
+        RING,
+        per_epoch=items_each_epoch,
+        bytes_per_epoch=round(items_each_epoch * item_bytes),
+        bound=Bound(items, most_items, epochs_left),
+    )
+    more_bytes = (most_items - items) * item_bytes
+
+    # By what an epoch adds, so that the container explains it.
+    values = [ring.bytes_per_epoch * epoch for epoch in EPOCHS]
+    counters = judge_counters({"malloc": (EPOCHS, values)}, tolerance=512)
+    conclusion = decide(
+        RunEvidence(
+            counters,
+            epochs=30,
+            seconds_per_epoch=1.0,
+            growths=(ring,),
+            free_bytes=share_free * more_bytes,
+        )
+    )
+
+    (note,) = conclusion.notes
+    fits = share_free > 1
+    assert conclusion.verdict == (NEEDS_MORE if fits else LEAKING)
+    assert conclusion.growths[0].pattern == ("bounded" if fits else "large bound")
+    assert format_bytes(more_bytes) in note
+    growth_text = conclusion.growths[0].text("call")
+    assert f"600 items of {most_items:,} now" in growth_text
+    assert f"of {format_bytes(most_items * item_bytes)})" in growth_text
+    assert f"full in {epochs_left:,} call" in growth_text
 
 
 @pytest.mark.parametrize("other", ["shared", "allocated", WorkerName.of(7)])

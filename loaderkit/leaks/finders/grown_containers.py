@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import gc
-from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from loaderkit.leaks.census import containers_in, item_count
 from loaderkit.leaks.finders.array_holder import holder_of_array
+from loaderkit.leaks.finders.bounds import bound_of
 from loaderkit.leaks.finders.items import (
     EPOCHS_AN_ITEM,
     MOST_WEIGHED,
@@ -119,8 +117,7 @@ def _name_growth(
     holder = holders_of(container, most=1, ignore=[*ignore, weighed, newest])[0]
     if is_a(container, np.ndarray) and not holder.held:
         holder = holder_of_array(container, heap)
-    epochs_left = _epochs_until_full(container, items_per_epoch)
-    is_bounded = epochs_left is not None
+    bound = bound_of(container, items_per_epoch)
     if not holder.held:
         # Its type is no variable's name, and nothing shows who keeps it.
         return Growth(
@@ -131,24 +128,11 @@ def _name_growth(
             bytes_per_epoch=bytes_per_epoch,
         )
     return Growth(
-        pattern="bounded" if is_bounded else pattern_of(container, newest, holder),
+        pattern=pattern_of(container, newest, holder) if bound is None else "bounded",
         what=type(container).__name__,
         items=describe_items(newest),
         per_epoch=items_per_epoch,
         bytes_per_epoch=bytes_per_epoch,
         holder=holder,
-        epochs_left=epochs_left,
+        bound=bound,
     )
-
-
-def _epochs_until_full(container: Any, items_per_epoch: float) -> int | None:
-    """Tell in how many epochs a bounded container is full; None if it has no bound."""
-    bound = container.maxlen if is_a(container, deque) else None
-    for parent in gc.get_referrers(container):
-        if is_a(parent, functools._lru_cache_wrapper):
-            bound = parent.cache_info().maxsize
-    if bound is None:
-        return None
-    free_items = bound - len(container)
-    # Rounded up, by the floor of what is negative.
-    return max(1, -int(-free_items // max(items_per_epoch, 1e-9)))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderkit.leaks.census import take_census
 from loaderkit.leaks.finders.array_holder import holder_of_array
+from loaderkit.leaks.finders.bounds import bound_of_cached
 from loaderkit.leaks.finders.items import describe_items
 from loaderkit.leaks.growth import Growth, explains
 from loaderkit.leaks.own_objects import is_own_type
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from loaderkit.leaks.census import Census
     from loaderkit.leaks.finders.evidence import HeapEvidence
+    from loaderkit.leaks.patterns import PatternName
     from loaderkit.memory.holder import Holder
     from loaderkit.memory.tensors import TensorSignature
 
@@ -111,13 +113,16 @@ def _growth_of_tensors(
     holder = _most_named(_some_holders(evidence, tensors))
     if not holder.held:
         return _growth_without_holder(evidence, tensors, per_epoch, bytes_per_epoch)
+    pattern: PatternName = "kept tensors" if tensors[-1].grad_fn is None else "graph"
+    bound = bound_of_cached(tensors[-1], per_epoch)
     return Growth(
-        pattern="kept tensors" if tensors[-1].grad_fn is None else "graph",
+        pattern=pattern if bound is None else "bounded",
         what=holder.kind,
         items=describe_items(tensors[-1:]),
         per_epoch=per_epoch,
         bytes_per_epoch=bytes_per_epoch,
         holder=holder,
+        bound=bound,
     )
 
 
@@ -160,7 +165,16 @@ def _growth_of_type(
     holder = _most_named(holders)
     if not holder.held:
         return _growth_without_holder(evidence, objects, per_epoch, bytes_per_epoch)
-    growth = Growth("objects", holder.kind, name, per_epoch, bytes_per_epoch, holder)
+    bound = bound_of_cached(objects[-1], per_epoch)
+    growth = Growth(
+        pattern="objects" if bound is None else "bounded",
+        what=holder.kind,
+        items=name,
+        per_epoch=per_epoch,
+        bytes_per_epoch=bytes_per_epoch,
+        holder=holder,
+        bound=bound,
+    )
     return growth if explains([growth], evidence.bytes_per_epoch) else None
 
 
