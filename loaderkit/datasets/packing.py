@@ -367,7 +367,7 @@ def _classes_read_here(job: PackJob) -> tuple[type, ...]:
         The classes that it is made of.
     """
     structure = Structure()
-    with job.tracker(all_threads=False) as tracker, job.turn_to_read():
+    with job.turn_to_read(), job.tracker(all_threads=False) as tracker:
         if isinstance(job.source, StreamSource):
             first = job.source.first_sample(job.seed)
             if first is not None:

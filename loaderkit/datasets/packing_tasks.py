@@ -389,7 +389,8 @@ class CommonRun:
             with job.making_samples():
                 yield self._tracker
             return
-        with job.tracker(all_threads=False) as tracker, job.turn_to_read():
+        # In this order: what others open before their turn ends is no file of ours.
+        with job.turn_to_read(), job.tracker(all_threads=False) as tracker:
             yield tracker
 
 

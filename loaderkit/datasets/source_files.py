@@ -30,7 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from loaderkit.cache.layout import is_cache_file_name
+from loaderkit.cache.layout import BUILDING, is_cache_file_name
 from loaderkit.cache.verified import is_record
 from loaderkit.errors import DamagedCacheError
 from loaderkit.fixes import PACK_AGAIN
@@ -203,28 +203,33 @@ class FileTracker:
         ignored: Folders whose files do not count, such as the cache's own.
         mode: How the files are to be known again.
         all_threads: Note what any thread opens, as in a process that only reads
-            samples.  Else threads that ran before do not count: they do other work.
+            samples.  Else threads that ran before, and those that they start, do not
+            count: they do other work, such as writing another cache.  Only what a
+            library in C opens there meanwhile cannot be told from what ``load`` opens.
     """
 
     def __init__(
         self, ignored: Iterable[str], mode: TrackFiles, *, all_threads: bool
     ) -> None:
+        if mode != "none":
+            _install_hook()
         self._ignored = tuple(_with_separator(folder) for folder in ignored)
         self._mode = mode
-        running = {thread.ident for thread in threading.enumerate()}
-        # Threads that ``load`` starts from now on are new, and count.
-        running -= {threading.get_ident()}
-        self._ignored_threads = set() if all_threads else running
+        self._all_threads = all_threads
+        self._other_threads: set[threading.Thread] = set()
         self._opened: dict[str, FileVersion | None] = {}
         self._written: set[str] = set()
         self._updatable: set[str] = set()
         self._reported: set[str] = set()
-        self._open_before = set(_open_descriptors())
+        self._of_others: set[str] = set()
+        """Files that are open, or were opened, for other work than reading samples."""
+        self._look_around()
 
     def __enter__(self) -> Self:
         if self._mode != "none":
-            _install_hook()
             _TRACKERS.append(self)
+            # Again, now that the hook tells of all that begins from here on.
+            self._look_around()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -233,14 +238,12 @@ class FileTracker:
 
     def note(self, path: object, flags: object) -> None:
         """Take in one call of ``open``; called by the audit hook."""
-        if threading.get_ident() in self._ignored_threads:
+        name = _absolute(path)
+        if name is None:
             return
-        if not isinstance(path, str | bytes | os.PathLike):
-            return  # a descriptor: its file was opened by name before
-        try:
-            name = os.path.abspath(os.fsdecode(path))
-        except (OSError, ValueError, TypeError):
-            return  # no name of a file: open itself will say so
+        if self._is_other_work():
+            self._of_others.add(name)
+            return
         how = flags if isinstance(flags, int) else os.O_RDONLY
         # O_RDONLY is 0: a file that is opened for reading alone has none of these bits.
         mode = how & _ACCESS_MODES
@@ -252,6 +255,17 @@ class FileTracker:
             if mode:  # "r+", as numpy maps files: it is read, and may be written to
                 self._updatable.add(name)
 
+    def note_rename(self, new_path: object) -> None:
+        """Take in that a file, maybe an open one, is renamed; called by the hook."""
+        name = _absolute(new_path)
+        if name is not None and self._is_other_work():
+            self._of_others.add(name)
+
+    def note_thread(self, thread: threading.Thread) -> None:
+        """Take in that a thread is started; called by the audit hook in its parent."""
+        if self._is_other_work():
+            self._other_threads.add(thread)
+
     def new_files(self) -> dict[str, FileVersion]:
         """Give the files noted since the last call.
 
@@ -262,10 +276,10 @@ class FileTracker:
             return {}
         # What a library in C has opened and keeps open, of which no hook tells.
         for path in _open_descriptors():
-            if path not in self._open_before and self._is_raw_data(path):
+            if path not in self._of_others and self._is_raw_data(path):
                 self._opened.setdefault(path, version_of(path))
         fresh: dict[str, FileVersion] = {}
-        for path, version in self._opened.items():
+        for path, version in list(self._opened.items()):
             if path in self._reported or path in self._written or version is None:
                 continue
             self._reported.add(path)
@@ -275,6 +289,29 @@ class FileTracker:
         # Names alone, so that ``note`` passes over them; their versions were given.
         self._opened = dict.fromkeys(self._reported)
         return fresh
+
+    def _look_around(self) -> None:
+        """Leave out the threads that run, and the files that are open."""
+        if not self._all_threads:
+            # Threads that ``load`` starts from now on are new, and count.
+            running = set(threading.enumerate()) - {threading.current_thread()}
+            self._other_threads.update(running)
+        # What is being opened right now is in no list of open files yet.
+        own = threading.get_ident()
+        for thread, path in list(_LAST_OPENED.items()):
+            name = _absolute(path)
+            if thread != own and name is not None:
+                self._of_others.add(name)
+        self._of_others.update(_open_descriptors())
+
+    def _is_other_work(self) -> bool:
+        """Tell whether this thread does other work than reading samples."""
+        own = threading.get_ident()
+        # The number of a thread that has ended may be that of one that load starts.
+        return any(
+            thread.ident == own and thread.is_alive()
+            for thread in list(self._other_threads)
+        )
 
     def _is_raw_data(self, path: str) -> bool:
         """Tell raw data from code and from the system's own files."""
@@ -334,6 +371,8 @@ def _is_of_caches(path: str) -> bool:
     Samples that are made of another cache's are known by its generation; its shards
     have their checksums in their names, and may be copied.  The record grows.
     """
+    if BUILDING in Path(path).parts:
+        return True  # a cache that is being packed
     return is_cache_file_name(os.path.basename(path)) or is_record(path)
 
 
@@ -379,6 +418,12 @@ _TRACKERS: list[FileTracker] = []
 """Who listens.  Python knows no way to take an audit hook out again, so one hook stays
 in a process that packs and asks this list, which is empty but for that time."""
 
+_LAST_OPENED: dict[int, object] = {}
+"""What each thread, by its number, has opened or renamed last.  Python tells of it
+before it is done: a tracker that begins in between hears of it no more."""
+_PLACE_OF_PATH = {"open": 0, "os.rename": 1}
+"""Where the path stands among what an event tells."""
+
 
 @functools.cache
 def _install_hook() -> None:
@@ -386,10 +431,40 @@ def _install_hook() -> None:
 
 
 def _on_audit_event(event: str, arguments: tuple[Any, ...]) -> None:
-    if _TRACKERS and event in _EVENTS:
+    if event in _PLACE_OF_PATH:
+        _LAST_OPENED[threading.get_ident()] = arguments[_PLACE_OF_PATH[event]]
+    if not _TRACKERS:
+        return
+    # Other threads enter and leave trackers meanwhile.
+    trackers = tuple(_TRACKERS)
+    if event in _EVENTS:
         for path, flags in _EVENTS[event](arguments):
-            for tracker in _TRACKERS:
+            for tracker in trackers:
                 tracker.note(path, flags)
+    elif event == "os.rename":
+        for tracker in trackers:
+            tracker.note_rename(arguments[1])
+    elif event in _THREAD_STARTS:
+        # ``threading`` has a method of the new thread's object run.
+        thread = getattr(arguments[0], "__self__", None)
+        if isinstance(thread, threading.Thread):
+            for tracker in trackers:
+                tracker.note_thread(thread)
+
+
+_THREAD_STARTS = {"_thread.start_new_thread", "_thread.start_joinable_thread"}
+"""The first since Python 3.12, the second since 3.13.  Before, a thread that another
+one starts while samples are read counts as one of ``load``'s."""
+
+
+def _absolute(path: object) -> str | None:
+    """Give the absolute name of a file that is opened; None where it has none."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return None  # a descriptor: its file was opened by name before
+    try:
+        return os.path.abspath(os.fsdecode(path))
+    except (OSError, ValueError, TypeError):
+        return None  # no name of a file: open itself will say so
 
 
 def _files_opened(arguments: tuple[Any, ...]) -> Iterator[tuple[object, object]]:
