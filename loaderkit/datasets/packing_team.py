@@ -427,7 +427,7 @@ class _Queues:
 
     When one process of Python's pool dies, the pool ends all others, and nobody says
     which task it was.  Those that had been begun are suspects: they go alone, one at a
-    time, until one of them is lost again and again.
+    time, and only what is lost there counts against one.
 
     Args:
         fresh: Tasks that were not given out yet.
@@ -444,15 +444,23 @@ class _Queues:
         self._fresh, self._ready, self._engine = fresh, ready, engine
         self._again: collections.deque[PackTask] = collections.deque()
         self._suspects: collections.deque[PackTask] = collections.deque()
-        self._tries: collections.Counter[str] = collections.Counter()
+        self._is_alone = False
+        """What is being done is one suspect, and nothing beside it."""
+        self._lost: set[str] = set()
+        """Names of the tasks that were begun when a worker was lost."""
+        self._own_losses: collections.Counter[str] = collections.Counter()
+        """How often the worker of a task was lost, and not that of another one."""
         self.breaks_without_work = 0
         """Executors in a row that broke before a worker of theirs began a task."""
         self._last_broken: Any = None
 
     def next_tasks(self, outstanding: Collection[object]) -> Iterator[PackTask]:
         """Take the tasks that may be given out now."""
+        if self._is_alone:
+            return
         if self._suspects:
             if not outstanding:
+                self._is_alone = True
                 yield self._suspects.popleft()
             return
         while len(outstanding) < self._engine.most_outstanding:
@@ -469,7 +477,7 @@ class _Queues:
             task: What is to be given out now.
         """
         lost_tasks = [
-            suspect for suspect in (task, *self._suspects) if self._tries[suspect.name]
+            suspect for suspect in (task, *self._suspects) if suspect.name in self._lost
         ]
         if not lost_tasks:
             return None
@@ -477,10 +485,12 @@ class _Queues:
 
     def put_back(self, task: PackTask) -> None:
         """Take back a task that no executor was given."""
+        self._is_alone = False
         self._again.appendleft(task)
 
     def note_answer(self) -> None:
         """Note that a worker has answered: its executor can do work."""
+        self._is_alone = False
         self.breaks_without_work = 0
 
     def give_out_again(
@@ -496,6 +506,8 @@ class _Queues:
         Returns:
             False where it was given out often enough.
         """
+        is_own_loss = self._is_alone or not is_broken
+        self._is_alone = False
         started = started_file(task)
         was_started = started.exists()
         with contextlib.suppress(OSError):
@@ -507,8 +519,9 @@ class _Queues:
             self._again.append(task)
             return True
         self.breaks_without_work = 0
-        self._tries[task.name] += 1
-        if self._tries[task.name] == MOST_TRIES:
+        self._lost.add(task.name)
+        self._own_losses[task.name] += is_own_loss
+        if self._own_losses[task.name] == MOST_TRIES:
             return False
         (self._suspects if is_broken else self._again).append(task)
         return True

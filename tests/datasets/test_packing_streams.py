@@ -557,6 +557,32 @@ def test_a_worker_that_dies_is_replaced(tmp_path, who):
     assert len(list(tmp_path.glob("died*"))) == 3
 
 
+class DiesBesideAnother(Failing):
+    """Span 1 waits, begun, until span 5 has died; then it dies twice by itself."""
+
+    def __call__(self, span, spans):
+        for sample in super().__call__(span, spans):
+            place = int(sample["x"][0])
+            deadline = time.monotonic() + 60
+            while place == 110 and not (self.folder / "died at (5, 1)").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield sample
+
+
+@pytest.mark.slow
+def test_what_another_task_has_lost_is_not_counted_against_a_task(tmp_path):
+    source = DiesBesideAnother(tmp_path, deaths=[(1, 30), (1, 50), (5, 1)])
+    options = {"spans": 6, "shard_bytes": 2_000}
+
+    cache = pack(
+        source, tmp_path / "c.lk", executor=lambda: ProcessPoolExecutor(2), **options
+    )
+
+    assert place_of(cache) == WANTED
+    assert len(list(tmp_path.glob("died*"))) == 3
+
+
 class DiesAlways(Failing):
     def __call__(self, span, spans):
         for sample in super().__call__(span, spans):
@@ -566,9 +592,14 @@ class DiesAlways(Failing):
 
 
 @pytest.mark.slow
-def test_a_span_that_costs_each_worker_is_named(tmp_path):
-    with pytest.raises(DatasetError, match="while it read span 2 of 6") as caught:
-        pack(DiesAlways(tmp_path), tmp_path / "c.lk", spans=6, workers=2)
+@pytest.mark.parametrize("who", ["workers", "processes"])
+def test_a_span_that_costs_each_worker_is_named(tmp_path, who):
+    options = {"workers": 2}
+    if who == "processes":
+        options = {"executor": lambda: ProcessPoolExecutor(2)}
+
+    with pytest.raises(DatasetError, match=r"while it .* span 2 of 6") as caught:
+        pack(DiesAlways(tmp_path), tmp_path / "c.lk", spans=6, **options)
 
     assert "out of memory" in caught.value.why
 
