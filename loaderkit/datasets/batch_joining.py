@@ -376,6 +376,8 @@ class BatchJoining(SampleReading[T]):
         self, other: BatchJoining[Any] | None
     ) -> TypeGuard[BatchJoining[Any]]:
         """Tell whether another dataset, such as a part of this one, joins as we do."""
+        if other is self:
+            return True  # as nearly always; also where ``pad_value`` is a NaN
         alike = type(other) is type(self) and other.ragged == self.ragged
         return alike and other is not None and other.pad_value == self.pad_value
 

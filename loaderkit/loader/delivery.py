@@ -18,7 +18,13 @@ from torch.utils.data import Dataset, get_worker_info
 from loaderkit.error_texts import is_out_of_memory
 from loaderkit.errors import LoaderError
 from loaderkit.interrupts import tell_signals_apart
-from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt, is_sent
+from loaderkit.loader.failures import (
+    FAILURES,
+    Failure,
+    LocalFailure,
+    NotRebuilt,
+    is_sent,
+)
 from loaderkit.loader.page_locking import page_lock_batch
 from loaderkit.loader.stateful import is_stateful, read_state
 from loaderkit.loader.users_errors import error_about
@@ -77,7 +83,7 @@ class Delivery:
     @property
     def holds_batch(self) -> bool:
         """Whether there is a batch, and no error in its place."""
-        return not isinstance(self.batch, Failure | LocalFailure | NotRebuilt)
+        return not isinstance(self.batch, FAILURES)
 
     def pin_memory(self) -> Delivery:
         """Put the batch into page-locked memory: torch calls this where it is to be.

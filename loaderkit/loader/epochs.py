@@ -14,7 +14,7 @@ from loaderkit.dataset_protocol import ask_stored_rows
 from loaderkit.errors import CacheError, NoSuchAttributeError
 from loaderkit.loader.delivery import SKIPPED, Delivery, open_delivery
 from loaderkit.loader.downloads import shard_uses
-from loaderkit.loader.failures import Failure, LocalFailure, NotRebuilt
+from loaderkit.loader.failures import FAILURES, Failure, NotRebuilt
 from loaderkit.loader.iterables import EqualBatches
 from loaderkit.loader.read_ahead import ReadAhead
 from loaderkit.loader.resumable import EpochBatches
@@ -225,12 +225,13 @@ class LoaderEpoch(Iterator[Any]):
     def _raise_if_failed(self, delivery: Delivery) -> None:
         """Raise the error that came in the place of a batch."""
         failure = delivery.batch
+        if not isinstance(failure, FAILURES):
+            return
         if isinstance(failure, NotRebuilt):
             raise failure.about(self._name_batch_of(delivery)) from failure.error
         if isinstance(failure, Failure) and failure.is_of_start:
             self.progress.lose_worker()
-        if isinstance(failure, Failure | LocalFailure):
-            raise failure.rebuilt()
+        raise failure.rebuilt()
 
     def _name_batch_of(self, delivery: Delivery) -> str:
         """Name a batch by its samples, where they are known, to begin a message."""

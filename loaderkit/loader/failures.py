@@ -150,3 +150,7 @@ def _pickle_error(error: BaseException) -> bytes:
     # A __reduce__ of the user's may make something else of it; its traceback does not.
     is_same = type(rebuilt) is type(error) or str(rebuilt) == str(error)
     return pickled if is_same else b""
+
+
+FAILURES = (Failure, LocalFailure, NotRebuilt)
+"""What comes in the place of a batch."""

@@ -72,11 +72,13 @@ class Standing(NamedTuple):
             while batches in ahead:
                 ahead -= {batches}
                 batches += 1
-        states = self.workers.workers
+        workers = self.workers
         if delivery.state is not None:
-            states = {**states, delivery.worker: delivery.state}
-        position = replace(self.position, batches=batches, ahead=ahead)
-        return Standing(position, Resumption(states, delivery.worker))
+            states = {**workers.workers, delivery.worker: delivery.state}
+            workers = Resumption(states, delivery.worker)
+        elif delivery.worker != workers.last_worker:
+            workers = Resumption(workers.workers, delivery.worker)
+        return Standing(self.position.after(batches, ahead), workers)
 
 
 class Progress:

@@ -105,6 +105,18 @@ _SIZES_WITHIN = (
 """Variables that say how many processes a node has, or how many nodes there are.  Those
 of an allocation, such as ``SLURM_NNODES``, say nothing of this process."""
 
+_VARIABLES = frozenset(
+    (
+        *(names.rank for names in _LAUNCHERS),
+        *(names.world_size for names in _LAUNCHERS),
+        *_LOCAL_RANKS,
+        *_NODE_RANKS,
+        *_RANKS_WITHOUT_SIZE,
+        *_SIZES_WITHIN,
+    )
+)
+"""All that say something of this process's rank."""
+
 GIVEN_BY_CALLER = "you asked for it"
 """The ``source`` of ranks that the caller passed to ``build_loader``."""
 
@@ -191,6 +203,10 @@ def launched_ranks(environment: Mapping[str, str]) -> Ranks | None:
     >>> launched_ranks({"RANK": "1", "WORLD_SIZE": "4"}).rank
     1
     """
+    if _VARIABLES.isdisjoint(environment):
+        # As nearly always.  Each epoch asks, and looking up one variable after the
+        # other took 60 us of the 210 in which it begins.
+        return None
     for names in _LAUNCHERS:
         rank_text = environment.get(names.rank)
         size_text = environment.get(names.world_size)

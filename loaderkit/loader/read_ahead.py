@@ -98,6 +98,9 @@ class ReadAhead(Iterator[Any]):
         if len(self._step_times_s) < TIMED_STEPS:
             return False
         step_s = _median_of_odd(self._step_times_s)
+        # Asked again once as many steps more were timed, and not for each batch: where
+        # batches are large the processor's caches have lost by then what this needs.
+        self._step_times_s.clear()
         return step_s > _LEAST_STEP_SHARE * _median_of_odd(self._batch_times_s)
 
     def _start_thread(self) -> queue.Queue[_Item]:

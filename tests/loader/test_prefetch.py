@@ -28,7 +28,7 @@ from loaderkit.loader.device_prefetch import (
     move,
     page_locked,
 )
-from loaderkit.loader.read_ahead import ReadAhead
+from loaderkit.loader.read_ahead import TIMED_STEPS, ReadAhead
 from loaderkit.testing import assert_same
 
 
@@ -84,6 +84,20 @@ def test_a_loop_that_computes_gets_a_thread_and_one_that_does_not_none(
     assert received == list(range(12))
     ahead.close()
     assert not read_ahead_threads()
+
+
+@pytest.mark.parametrize("short_steps", range(2 * TIMED_STEPS + 1))
+def test_a_loop_that_begins_to_compute_gets_a_thread_before_long(clock, short_steps):
+    """Within twice the steps that are timed, wherever their turn is by then."""
+    ahead = ReadAhead(batches_of_2_ms(1000, clock), 2)
+
+    for step in range(short_steps + 2 * TIMED_STEPS):
+        next(ahead)
+        clock.pass_by(0.004 if step >= short_steps else 0.0)
+    next(ahead)
+
+    assert ahead.threaded
+    ahead.close()
 
 
 def started(items, clock):
