@@ -32,10 +32,10 @@ TOO_MANY = ["9" * 30, "9" * 400]
 
 
 class Recording(dict):
-    """An empty environment that knows what it was asked."""
+    """An environment that knows what it was asked, and answers that it is not set."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, variables):
+        super().__init__(variables)
         self.asked = []
 
     def get(self, name, default=None):
@@ -44,7 +44,8 @@ class Recording(dict):
 
 
 def names_of_launchers():
-    environment = Recording()
+    # With none of them, none is looked up.
+    environment = Recording({"RANK": ""})
     launched_ranks(environment)
     return sorted(set(environment.asked))
 

@@ -62,6 +62,8 @@ class Census(KeptByDetector):
     """Count and storage bytes of tensors that look alike."""
     tensor_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """``id`` of each tensor."""
+    object_ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """``id`` of each object of a class, if the class had at most 200."""
     sizes: frozenset[int] = frozenset()
     """Sizes of single arrays, tensors, buffers and texts, from 16 KiB on."""
     buffers: dict[int, int] = field(default_factory=dict)
@@ -206,13 +208,15 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
     # Most containers are empty; what an empty one gets later is found all the same.
     order = order[lengths[order] > 0]
     tensors = tensors_in(heap.objects)
+    types = Counter(map(type, heap.objects))
     return Census(
         epoch=epoch,
         ids=ids[order],
         lengths=lengths[order],
-        kinds=_count_types(heap),
+        kinds=_count_by_name(types, heap),
         tensors=_group_tensors(tensors),
         tensor_ids=np.fromiter(map(id, tensors), np.int64, len(tensors)),
+        object_ids=_ids_of_few(types, heap),
         sizes=frozenset(map(size_of, heap.large)),
         buffers={
             id(item): size_of(item) for item in heap.large if is_a(item, _BUFFERS)
@@ -221,13 +225,33 @@ def take_census(epoch: int, heap: Heap | None = None) -> Census:
     )
 
 
-def _count_types(heap: Heap) -> Counter[str]:
+def _count_by_name(types: Counter[type], heap: Heap) -> Counter[str]:
     """Count objects by the name of their type, without those that are there once."""
-    counts: Counter[str] = Counter()
-    types = itertools.chain(map(type, heap.objects), map(type, heap.dicts))
-    for kind, count in Counter(types).items():
+    counts: Counter[str] = Counter({"dict": len(heap.dicts)})
+    for kind, count in types.items():
         counts[kind.__qualname__] += count
     return Counter({name: count for name, count in counts.items() if count > 1})
+
+
+_MOST_OF_A_CLASS = 200
+"""Objects of one class whose ``id`` is remembered.  Chosen: a class that grows has few
+when a run begins, and of all classes together this is a tenth of a census."""
+
+
+def _ids_of_few(types: Counter[type], heap: Heap) -> NDArray[np.int64]:
+    """List the ``id`` of objects of classes that have few, none of Python's own."""
+    few = {
+        kind
+        for kind, count in types.items()
+        if count <= _MOST_OF_A_CLASS and not _is_builtin(kind)
+    }
+    objects = objects_of(heap.objects, few.__contains__)
+    return np.fromiter(map(id, objects), np.int64, len(objects))
+
+
+def _is_builtin(kind: type) -> bool:
+    # A metaclass may have its own way to look up attributes.
+    return type.__getattribute__(kind, "__module__") == "builtins"
 
 
 def containers_in(heap: Heap) -> list[Any]:

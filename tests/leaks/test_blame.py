@@ -769,3 +769,48 @@ def test_losses_that_are_kept_are_no_sum_that_grows(graphs, deep):
 
     assert find_autograd_chain(evidence) == []
     assert (len(losses), kept) == (15, kept)
+
+
+class Link:
+    """One of a chain, or something else of the same class."""
+
+    def __init__(self, behind=None):
+        self.behind = behind
+        self.content = bytearray(BIG)
+
+
+KEPT_BEFORE = {
+    "none": lambda: None,
+    "one": Link,
+    "some in a list": lambda: [Link() for _ in range(5)],
+    "a short chain": lambda: Link(Link(Link())),
+}
+HOW_A_CHAIN_GROWS = {
+    "links": lambda head, _step: Link(head),
+    "pairs": lambda head, _step: (head, Link()),
+}
+
+
+@pytest.mark.parametrize("before", KEPT_BEFORE)
+@pytest.mark.parametrize("how", HOW_A_CHAIN_GROWS)
+def test_a_chain_is_not_blamed_on_what_was_there_before(before, how):
+    older = KEPT_BEFORE[before]()
+    place = {"head": None}
+    censuses = []
+    for epoch in range(40):
+        for step in range(8):
+            place["head"] = HOW_A_CHAIN_GROWS[how](place["head"], step)
+        if epoch in (2, 4):
+            censuses.append(take_census(epoch))
+
+    growths = find_growth(
+        censuses[0], 38, rate=8 * BIG, most=9, other_censuses=censuses[1:]
+    )
+
+    paths = [growth.holder.path for growth in growths if growth.holder is not None]
+    assert growths
+    assert [path for path in paths if "older" in path] == []
+    del older
+    while place["head"] is not None:  # Python frees a long chain by recursion
+        head = place["head"]
+        place["head"] = head[0] if isinstance(head, tuple) else head.behind

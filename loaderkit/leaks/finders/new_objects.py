@@ -133,10 +133,10 @@ def _growth_of_type(
 ) -> Growth | None:
     """Say who holds new objects of a type.
 
-    Which objects are new is not known.  Where those that are asked name a holder each,
-    they were there before: others of the type came once, with an imported module, or
-    native code keeps them.  None then, and where they weigh next to nothing of what
-    grows.
+    Which objects are new is not known of a class that had many before.  Where those
+    that are asked name a holder each, they were there before: others of the type came
+    once, with an imported module, or native code keeps them.  None then, and where they
+    weigh next to nothing of what grows.
     """
     objects = [
         item
@@ -145,6 +145,8 @@ def _growth_of_type(
         and id(item) not in evidence.ignored_ids
         and not is_own_type(type(item))
     ]
+    old_ids = set(evidence.before.object_ids.tolist())
+    objects = [item for item in objects if id(item) not in old_ids] or objects
     if not objects:
         return None
     count = min(count, len(objects))
