@@ -251,7 +251,7 @@ def _ids_of_few(types: Counter[type], heap: Heap) -> NDArray[np.int64]:
 
 def _is_builtin(kind: type) -> bool:
     # A metaclass may have its own way to look up attributes.
-    return type.__getattribute__(kind, "__module__") == "builtins"
+    return bool(type.__getattribute__(kind, "__module__") == "builtins")
 
 
 def containers_in(heap: Heap) -> list[Any]:
