@@ -117,6 +117,14 @@ class Heap:
         """Its own lists, which hold everything and are nobody's leak."""
         return [self.objects, self.dicts, self.large, self.object_arrays]
 
+    def unlisted_dicts(self) -> list[dict[Any, Any]]:
+        """Give the dictionaries that the collector does not list, or lists no more.
+
+        A whole collection since has taken those off its lists that hold no container.
+        """
+        listed = objects_of(self.objects, TypeTest(_is_dict))
+        return [*self.dicts, *itertools.filterfalse(gc.is_tracked, listed)]
+
     def select(self, is_wanted: Callable[[type], bool]) -> list[Any]:
         """Pick objects and dictionaries by type."""
         return objects_of(self.objects, is_wanted) + objects_of(self.dicts, is_wanted)

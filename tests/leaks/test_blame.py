@@ -228,8 +228,8 @@ REBUILT = {
 HOLDERS = ("kept.history", "table['history']")
 
 
-def rebuild(shape, item, holder, *, is_bounded=False):
-    """Make a value longer for eight epochs; give the census of the fourth."""
+def rebuild(shape, item, holder, *, is_bounded=False, is_collected=False):
+    """Make a value longer for eight epochs; find what has grown since the fourth."""
     empty, longer = REBUILT[shape]
     kept, table = types.SimpleNamespace(history=empty), {"history": empty}
     for epoch in range(8):
@@ -245,6 +245,8 @@ def rebuild(shape, item, holder, *, is_bounded=False):
         if epoch == 3:
             before = take_census(4)
     del old, value
+    if is_collected:
+        gc.collect()
     return find_growth(before, 8, rate=8 * BIG)
 
 
@@ -259,6 +261,17 @@ def test_a_value_that_is_rebuilt_longer_is_named(holder, item, shape):
     assert len(paths) == 1
     assert paths[0].startswith(holder)
     assert growths[0].bytes_per_epoch == 8 * BIG
+
+
+@pytest.mark.parametrize("shape", ["tuple", "pairs", "named tuple"])
+@pytest.mark.parametrize("item", ITEMS)
+def test_it_is_named_where_the_collector_lists_its_table_no_more(item, shape):
+    # After a whole collection a dict of tuples of texts is in no list of Python's.
+    growths = rebuild(shape, item, "table['history']", is_collected=True)
+
+    [growth] = growths
+    assert growth.holder.path.startswith("table['history']")
+    assert growth.bytes_per_epoch == 8 * BIG
 
 
 @pytest.mark.parametrize("shape", ["tuple", "pairs", "frozen links"])

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.items import LEAST_SHARE, MOST_SHARE, describe_items
 from loaderkit.leaks.growth import Growth
 from loaderkit.leaks.retained import pieces_of
 from loaderkit.memory.frames import running_locals
-from loaderkit.memory.holders import holders_of
 from loaderkit.memory.root_search import chunks_of_referents
 from loaderkit.memory.tensors import TypeTest, is_a, objects_of
 
@@ -68,8 +68,10 @@ def find_rebuilt_values(evidence: HeapEvidence) -> list[Growth]:
         value, items = rebuilt
         if _was_there(items, evidence):
             return []
-        ignore = [nearest, rebuilt, items, *evidence.heap.lists]
-        holder = holders_of(value, most=1, ignore=ignore)[0]
+        ignore = [nearest, rebuilt, items]
+        # A dictionary that holds a tuple of texts and no other container is in no list
+        # of the collector's, either.
+        holder = holder_of_array(value, evidence.heap, ignore)
         # A tuple that a call leaves behind may hold the value too, and no variable it.
         if holder.held:
             return [_describe(rebuilt, holder, evidence)]
