@@ -251,13 +251,14 @@ def _ids_of_few(types: Counter[type], heap: Heap) -> NDArray[np.int64]:
     few = {
         kind
         for kind, count in types.items()
-        if count <= _MOST_OF_A_CLASS and not _is_builtin(kind)
+        if count <= _MOST_OF_A_CLASS and not is_builtin(kind)
     }
     objects = objects_of(heap.objects, few.__contains__)
     return np.fromiter(map(id, objects), np.int64, len(objects))
 
 
-def _is_builtin(kind: type) -> bool:
+def is_builtin(kind: type) -> bool:
+    """Tell whether a type is one of Python's own that need no import."""
     # A metaclass may have its own way to look up attributes.
     return bool(type.__getattribute__(kind, "__module__") == "builtins")
 

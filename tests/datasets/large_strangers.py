@@ -249,7 +249,7 @@ def _try_limits(folder, trial):
     figures = Figures()
     gc.freeze()
     for name in trial.names:
-        path = _path_of(folder, name)
+        path = strangers.path_of(folder, name)
         unlimited = whole_batch(open_cache(path, classes=strangers.CLASSES))
         for nbytes in trial.limits_bytes:
             try:
@@ -267,13 +267,9 @@ def _try_limits(folder, trial):
     return figures
 
 
-def _path_of(folder, name):
-    return folder / name.replace(" ", "-")
-
-
 def _whole_batch_bytes(seed, folder):
     """Say what the batch of all samples of an unchanged cache keeps once made."""
-    path = _path_of(folder, seed.name)
+    path = strangers.path_of(folder, seed.name)
     dataset = open_cache(path, classes=strangers.CLASSES)
     before = _private_bytes()
     try:

@@ -187,10 +187,15 @@ class Seed:
         make, compression = (kinds or SEEDS)[name]
         torch.manual_seed(0)
         samples = [make(i) for i in range(5)]
-        path = folder / name.replace(" ", "-")
+        path = path_of(folder, name)
         pack(samples, path, workers=0, compression=compression, shard_bytes=shard_bytes)
         files = {file.name: file.read_bytes() for file in path.glob("*.h5")}
         return cls(name, json.dumps(content_with_objects(path)), files)
+
+
+def path_of(folder, name):
+    """Say where the cache of a seed of some name is packed."""
+    return folder / name.replace(" ", "-")
 
 
 def content_with_objects(path):
@@ -653,7 +658,7 @@ def try_mutants(folder, numbers, names=tuple(SEEDS), most_failures=50, planted=N
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     seeds = [Seed.make(name, folder) for name in names]
-    wanted = {s.name: wanted_of(folder / s.name.replace(" ", "-")) for s in seeds}
+    wanted = {s.name: wanted_of(path_of(folder, s.name)) for s in seeds}
     mutator, figures, path, before = Mutator(seeds), Figures(), folder / "mutant", {}
     path.mkdir()
     read, limited = PLANTED.get(planted, read_everything), _limit_memory()

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loaderkit.leaks.census import take_census
+from loaderkit.leaks.census import is_builtin, take_census
 from loaderkit.leaks.finders.array_holder import holder_of_array
 from loaderkit.leaks.finders.bounds import bound_of_cached
 from loaderkit.leaks.finders.items import describe_items
@@ -150,8 +150,7 @@ def _growth_of_type(
     if not objects:
         return None
     count = min(count, len(objects))
-    is_builtin = type(objects[-1]).__module__ == "builtins"
-    if is_builtin and count < _LEAST_SHARE_OF_NEW * len(objects):
+    if is_builtin(type(objects[-1])) and count < _LEAST_SHARE_OF_NEW * len(objects):
         return None
     per_epoch = count / evidence.epochs
     item_bytes = retained_bytes(
